@@ -1,8 +1,9 @@
 """Finds the torch headers of the environment that the package is being installed into.
 
-Used by ``cuda_src/CMakeLists.txt`` (as a script) and by ``backend.py``. It must run inside pip's isolated build
-environment, where ``import torch`` fails although torch is installed: there ``sys.prefix`` is still the
-environment that is being installed into, so its site-packages folders are looked through on disk instead.
+Used by ``cuda_src/CMakeLists.txt`` (as a script) and by ``backend.py``. It must work inside pip's
+isolated build environment, where ``import torch`` fails although torch is installed: ``sys.prefix``
+is still the environment that is being installed into, so its site-packages folders are looked
+through on disk instead.
 """
 
 from __future__ import annotations
