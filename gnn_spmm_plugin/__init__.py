@@ -1,0 +1,74 @@
+"""Fast, memory-lean aggregation for graph neural networks, under existing PyG and DGL models.
+
+Importing this patches nothing and never fails for want of a GPU, of PyG or of DGL.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from . import _config, _native
+from .cache import clear_cache
+from .functional import edge_softmax, sddmm, spmm
+from .graph import Graph
+from .kernels import kernels
+from .plan import Plan, plan
+
+if TYPE_CHECKING:
+    from . import nn as nn
+    from .integrations.pyg import accelerate as accelerate
+    from .integrations.pyg import patch_pyg as patch_pyg
+    from .integrations.pyg import restore as restore
+    from .integrations.pyg import unpatch_pyg as unpatch_pyg
+    from .report import report as report
+
+__version__ = "0.1.0"
+
+# Needs PyG or a while to import, so: at first use.
+_LAZY = {
+    "accelerate": ".integrations.pyg",
+    "restore": ".integrations.pyg",
+    "patch_pyg": ".integrations.pyg",
+    "unpatch_pyg": ".integrations.pyg",
+    "report": ".report",
+    "nn": ".nn",
+}
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = import_module(_LAZY[name], __name__)
+    value = module if name == "nn" else getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_LAZY])
+
+
+def stats() -> dict[str, int]:
+    """What happened in this process so far: kernel calls (counted where kernels run), plans, cache hits, fallbacks."""
+    return {"kernel_calls": _native.kernel_calls(), **_config.counters}
+
+
+__all__ = [
+    "Graph",
+    "Plan",
+    "accelerate",
+    "clear_cache",
+    "edge_softmax",
+    "kernels",
+    "nn",
+    "patch_pyg",
+    "plan",
+    "report",
+    "restore",
+    "sddmm",
+    "spmm",
+    "stats",
+    "unpatch_pyg",
+]

@@ -1,0 +1,54 @@
+"""Environment variables, the logger and the counters: what every other module may read."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+log = logging.getLogger("gnn_spmm_plugin")
+
+#: The environment variables that are read, and what they do. Arguments win over them.
+ENVIRONMENT = {
+    "GSP_KERNEL": "name of the kernel that every plan must use (see gsp.kernels())",
+    "GSP_MODE": "plan life-cycle: auto | cold | warm | tune",
+    "GSP_LOG": "info | debug: log to stderr; verify: compare cached graphs with their edge_index on every use",
+    "GSP_DISABLE": "1: the PyG and DGL integrations do nothing",
+    "GSP_REQUIRE": "tests only: comma list of gpu, pyg, dgl whose absence is then a failure instead of a skip",
+}
+
+#: Counters of what happened in Python; kernel calls are counted by the native libraries themselves.
+counters: dict[str, int] = {
+    "graphs_built": 0,  # CSR structures made from an edge list or matrix
+    "transposes_built": 0,
+    "sorts": 0,  # graphs whose edges had to be sorted
+    "plans_built": 0,
+    "plan_hits": 0,  # an implicit graph (plain edge_index) found again by identity
+    "plan_misses": 0,
+    "l2_hits": 0,  # found again by content
+    "l2_syncs": 0,  # content comparisons that had to wait for the device
+    "weight_permutes": 0,  # edge weights brought into row order
+    "fallbacks": 0,  # an integration left an operation to its host
+}
+
+
+def env(name: str) -> str:
+    """The value of one of `ENVIRONMENT`, stripped and lower-cased; empty when unset."""
+    return os.environ.get(name, "").strip().lower()
+
+
+def verify_always() -> bool:
+    """Whether cached graphs are compared with their edge_index on every use (``GSP_LOG=verify``)."""
+    return "verify" in env("GSP_LOG").split(",")
+
+
+def _configure_logging() -> None:
+    for level in (logging.DEBUG, logging.INFO):
+        if logging.getLevelName(level).lower() in env("GSP_LOG").split(","):
+            handler = logging.StreamHandler()
+            handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+            log.addHandler(handler)
+            log.setLevel(level)
+            return
+
+
+_configure_logging()

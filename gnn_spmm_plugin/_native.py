@@ -1,0 +1,285 @@
+"""The compiled libraries: found, loaded, described; and the shapes of what their operators return.
+
+Importing this never fails. Where a library is missing or does not load, the reason is kept and raised by
+`require` at the first use, so that `import gnn_spmm_plugin` works on every machine.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+
+NAMESPACE = "gnn_spmm_plugin"
+_OPS = (
+    "spmm spmm_arg spmm_arg_backward spmm_tie_count spmm_tie_backward sddmm sddmm_arg sddmm_tie "
+    "edge_softmax edge_softmax_backward check_coo group"
+).split()
+
+
+def _find(name: str) -> str | None:
+    """The path of a file that the build installed beside the package, or None."""
+    import gnn_spmm_plugin
+
+    folders = list(gnn_spmm_plugin.__path__)
+    try:  # run from a source tree while an installed copy holds the libraries
+        dist = importlib.metadata.distribution("gnn-spmm-plugin")
+        folders.append(str(dist.locate_file("gnn_spmm_plugin")))
+    except importlib.metadata.PackageNotFoundError:
+        pass
+    paths = (os.path.join(folder, name) for folder in folders)
+    return next((p for p in paths if os.path.exists(p)), None)
+
+
+def _load_cpu() -> str | None:
+    path = _find("_gnn_spmm_cpu.so")
+    if path is None:
+        return "its compiled library _gnn_spmm_cpu.so is missing; install the package with `pip install .`"
+    try:
+        torch.ops.load_library(path)
+    except OSError as e:
+        return (
+            f"{path} does not load under torch {torch.__version__} ({e.__cause__ or e}); "
+            "it needs torch 2.10 or newer; reinstall the package with `pip install --force-reinstall --no-deps .`"
+        )
+    return None
+
+
+def _load_cuda() -> str | None:
+    if cpu_error is not None:
+        return cpu_error
+    if torch.version.hip is not None:
+        return f"torch {torch.__version__} is a ROCm build, the kernels are CUDA"
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is a build without CUDA"
+    path = _find("_gnn_spmm_cuda.so")
+    if path is None:
+        why = build_info().get("cuda_reason") or "no nvcc was found"
+        return (
+            f"the package was built without CUDA ({why}); install the CUDA toolkit, then reinstall with "
+            "`GSP_CUDA=ON pip install --force-reinstall --no-deps .`"
+        )
+    try:
+        torch.ops.load_library(path)
+    except OSError as e:
+        return f"{path} does not load under torch {torch.__version__}: {e.__cause__ or e}"
+    return None
+
+
+def build_info() -> dict[str, Any]:
+    """What the build wrote down: compilers, CUDA architectures, torch headers; {} where there is no build."""
+    path = _find("_build_info.json")
+    if path is None:
+        return {}
+    with open(path) as f:
+        return dict(json.load(f))
+
+
+cpu_error: str | None = _load_cpu()
+cuda_error: str | None = _load_cuda()
+
+
+def require(device: torch.device) -> None:
+    """Raises RuntimeError with the reason when there are no kernels for `device`."""
+    if device.type in ("cpu", "meta"):
+        error = cpu_error
+    elif device.type == "cuda":
+        error = cuda_error or _driver_error()
+    else:
+        error = "there are kernels for cpu and cuda only; move the tensors with .to('cpu') or .to('cuda')"
+    if error is not None:
+        raise RuntimeError(f"gnn_spmm_plugin has no kernels for {device}: {error}")
+
+
+_driver_ok = False
+
+
+def _driver_error() -> str | None:
+    """A readable reason when the driver is older than the CUDA runtime that the library carries."""
+    global _driver_ok
+    built = str(build_info().get("cuda_version", ""))
+    if _driver_ok or not built or torch.compiler.is_compiling():
+        return None
+    driver = torch._C._cuda_getDriverVersion()  # 12040 for CUDA 12.4
+    if driver // 1000 < int(built.split(".")[0]):
+        return (
+            f"it was built with CUDA {built} but the driver supports CUDA {driver // 1000}.{driver % 1000 // 10} "
+            "at most; update the driver or rebuild with an older toolkit"
+        )
+    _driver_ok = True
+    return None
+
+
+def kernel_calls() -> int:
+    """How often a kernel of this package ran in this process (CPU and CUDA), counted where it runs."""
+    calls = 0
+    if cpu_error is None:
+        calls += int(torch.ops.gnn_spmm_plugin._kernel_calls())
+    if cuda_error is None:
+        calls += int(torch.ops.gnn_spmm_plugin._kernel_calls_cuda())
+    return calls
+
+
+def _missing(name: str) -> Any:
+    def op(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError(f"gnn_spmm_plugin cannot run {name}: {cpu_error}")
+
+    return op
+
+
+def _bind(name: str) -> Any:
+    # The overload, not the packet: 0.9 us less a call.
+    if cpu_error is not None:
+        return _missing(name)
+    return getattr(getattr(torch.ops, NAMESPACE), "_" + name).default
+
+
+(
+    spmm,
+    spmm_arg,
+    spmm_arg_backward,
+    spmm_tie_count,
+    spmm_tie_backward,
+    sddmm,
+    sddmm_arg,
+    sddmm_tie,
+    edge_softmax,
+    edge_softmax_backward,
+    check_coo,
+    group,
+) = (_bind(name) for name in _OPS)
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """float64 for float64, else float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _rows(rowptr: Tensor) -> Any:
+    return rowptr.shape[0] - 1
+
+
+def _edge_shape(col: Tensor, heads: int) -> tuple[Any, ...]:
+    return (col.shape[0], heads) if heads else (col.shape[0],)
+
+
+def _fake_spmm(
+    rowptr: Tensor,
+    col: Tensor,
+    weight: Tensor | None,
+    x: Tensor,
+    src_scale: Tensor | None,
+    dst_scale: Tensor | None,
+    items: Tensor | None,
+    config: list[int],
+    mean: bool,
+) -> Tensor:
+    return x.new_empty((_rows(rowptr), x.shape[1]))
+
+
+def _fake_spmm_arg(
+    rowptr: Tensor,
+    col: Tensor,
+    perm: Tensor | None,
+    weight: Tensor | None,
+    x: Tensor,
+    items: Tensor | None,
+    config: list[int],
+    minimum: bool,
+) -> tuple[Tensor, Tensor]:
+    shape = (_rows(rowptr), x.shape[1])
+    return x.new_empty(shape), rowptr.new_empty(shape)
+
+
+def _fake_spmm_arg_backward(
+    rowptr: Tensor,
+    col: Tensor,
+    perm: Tensor | None,
+    weight: Tensor | None,
+    grad: Tensor,
+    arg: Tensor,
+    items: Tensor | None,
+    config: list[int],
+) -> Tensor:
+    return grad.new_empty((_rows(rowptr), grad.shape[1]))
+
+
+def _fake_spmm_tie_count(
+    rowptr: Tensor,
+    col: Tensor,
+    weight: Tensor | None,
+    x: Tensor,
+    out: Tensor,
+    items: Tensor | None,
+    config: list[int],
+) -> Tensor:
+    return x.new_empty((_rows(rowptr), x.shape[1]), dtype=accumulation_dtype(x.dtype))
+
+
+def _fake_spmm_tie_backward(
+    rowptr: Tensor,
+    col: Tensor,
+    weight: Tensor | None,
+    grad: Tensor,
+    x: Tensor,
+    out: Tensor,
+    items: Tensor | None,
+    config: list[int],
+) -> Tensor:
+    return x.new_empty((_rows(rowptr), x.shape[1]))
+
+
+def _fake_sddmm(rowptr: Tensor, col: Tensor, perm: Tensor | None, a: Tensor, b: Tensor, heads: int) -> Tensor:
+    return a.new_empty(_edge_shape(col, heads))
+
+
+def _fake_sddmm_arg(
+    rowptr: Tensor,
+    col: Tensor,
+    perm: Tensor | None,
+    grad: Tensor,
+    x: Tensor,
+    arg: Tensor,
+    heads: int,
+) -> Tensor:
+    return grad.new_empty(_edge_shape(col, heads))
+
+
+def _fake_sddmm_tie(
+    rowptr: Tensor,
+    col: Tensor,
+    perm: Tensor | None,
+    weight: Tensor | None,
+    grad: Tensor,
+    x: Tensor,
+    out: Tensor,
+    heads: int,
+) -> Tensor:
+    return grad.new_empty(_edge_shape(col, heads))
+
+
+def _fake_edge_softmax(rowptr: Tensor, perm: Tensor | None, logits: Tensor) -> Tensor:
+    return logits.new_empty(logits.shape)
+
+
+def _fake_edge_softmax_backward(rowptr: Tensor, perm: Tensor | None, p: Tensor, grad: Tensor) -> Tensor:
+    return p.new_empty(p.shape)
+
+
+def _fake_check_coo(dst: Tensor, src: Tensor, num_dst: int, num_src: int) -> Tensor:
+    return dst.new_empty((3,), dtype=torch.int64)
+
+
+def _fake_group(key: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    # The index type depends on the sizes, which are known where the op is called.
+    dtype = torch.int32 if max(n, key.shape[0]) < 2**31 else torch.int64
+    return key.new_empty((n + 1,), dtype=dtype), key.new_empty(key.shape, dtype=dtype)
+
+
+if cpu_error is None:
+    for _name in _OPS:
+        torch.library.register_fake(f"{NAMESPACE}::_{_name}", globals()[f"_fake_{_name}"])

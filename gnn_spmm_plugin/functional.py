@@ -1,0 +1,558 @@
+"""The differentiable operators: `spmm`, `sddmm` and `edge_softmax`.
+
+The linear ones are partial derivatives of one trilinear form, the sum over edges e = (s -> d) of
+``<g[d], w[e] * x[s]>``: its derivative by g is the weighted sum over neighbours, by x the same on the transposed graph, and
+by w a dot product per edge. So each is the backward of the others, to any order. Maximum and minimum pick one edge for
+each output element; with the picks fixed, the same holds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _native
+from .graph import Core, Csr, Graph, check_weight
+from .kernels import DTYPES, REDUCES
+from .plan import POLICIES, Plan, default_plan, plan as make_plan
+
+TIES = ("first", "split")
+
+
+@torch.compiler.assume_constant_result
+def _prepare(core: Core) -> bool:
+    """Under torch.compile: build, while tracing, whatever the compiled code will read."""
+    for flipped in (False, True):
+        csr = core.half(flipped)
+        csr.uses += 2  # compiled code runs more than once
+        default_plan(core, csr)
+        for dtype in (torch.float32, torch.float64):
+            csr.inverse_degree(dtype)
+    return True
+
+
+def _launch(core: Core, csr: Csr) -> Plan:
+    if torch.compiler.is_compiling():
+        _prepare(core)
+        return csr.plan  # type: ignore[no-any-return]
+    return default_plan(core, csr)
+
+
+def _heads(weight: Tensor | None) -> int:
+    return 0 if weight is None or weight.dim() == 1 else weight.shape[1]
+
+
+def _rows_first(x: Tensor) -> Tensor:
+    """`x` [N, F] as the kernels read it: columns adjacent, any distance between rows."""
+    return x if x.stride(1) == 1 or x.shape[1] <= 1 else x.contiguous()
+
+
+def _needs_grad(a: Tensor, b: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and (a.requires_grad or (b is not None and b.requires_grad))
+
+
+# ---------------------------------------------------------------------- the trilinear form
+
+
+def _linear(
+    core: Core,
+    flipped: bool,
+    x: Tensor,
+    weight: Tensor | None,
+    mean: str | None = None,
+    plan: Plan | None = None,
+) -> Tensor:
+    """Weighted sum over the entries of each row, ``[num_rows, F]``.
+
+    `mean` divides by the number of entries of each row ("rows"), or of the column that a term comes from ("cols"): the
+    transposed operation.
+    """
+    if _needs_grad(x, weight):
+        return _Linear.apply(x, weight, core, flipped, mean, plan)  # type: ignore[no-any-return]
+    return _linear_raw(core, flipped, x, weight, mean, plan)
+
+
+def _linear_raw(
+    core: Core, flipped: bool, x: Tensor, weight: Tensor | None, mean: str | None, plan: Plan | None
+) -> Tensor:
+    csr = core.half(flipped)
+    p = _launch(core, csr) if plan is None else plan
+    w = None if weight is None else csr.in_row_order(weight)
+    scale = None
+    if mean == "cols":
+        scale = core.half(not flipped).inverse_degree(_native.accumulation_dtype(x.dtype))
+    x = _rows_first(x)
+    return _native.spmm(csr.rowptr, csr.col, w, x, scale, None, p.items, p.config, mean == "rows")
+
+
+class _Linear(torch.autograd.Function):
+    # ctx-style on purpose: setup_context costs 18 us more a call (and would only add vmap and jvp).
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        core: Core,
+        flipped: bool,
+        mean: str | None,
+        plan: Plan | None,
+    ) -> Tensor:
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
+        ctx.core, ctx.flipped, ctx.mean = core, flipped, mean
+        return _linear_raw(core, flipped, x, weight, mean, plan)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        core, flipped, mean = ctx.core, ctx.flipped, ctx.mean
+        grad_x = grad_weight = None
+        if ctx.needs_input_grad[0]:
+            other = {"rows": "cols", "cols": "rows", None: None}[mean]
+            grad_x = _linear(core, not flipped, grad, weight, other)
+        if ctx.needs_input_grad[1]:
+            if mean is not None:  # the count belongs to the rows of one side; scale that side
+                inverse = core.half(flipped == (mean == "rows")).inverse_degree(_native.accumulation_dtype(grad.dtype))
+                scaled = (grad if mean == "rows" else x) * inverse.unsqueeze(1)
+                grad, x = (scaled.to(x.dtype), x) if mean == "rows" else (grad, scaled.to(x.dtype))
+            grad_weight = _dot(core, flipped, grad, x, _heads(weight))
+        return grad_x, grad_weight, None, None, None, None
+
+
+def _dot(core: Core, flipped: bool, a: Tensor, b: Tensor, heads: int) -> Tensor:
+    """Dot product of a[row] and b[column] for each entry, in the caller's order: [E], or [E, heads] where heads > 0."""
+    if _needs_grad(a, b):
+        return _Dot.apply(a, b, core, flipped, heads)  # type: ignore[no-any-return]
+    return _dot_raw(core, flipped, a, b, heads)
+
+
+def _dot_raw(core: Core, flipped: bool, a: Tensor, b: Tensor, heads: int) -> Tensor:
+    csr = core.half(flipped)
+    return _native.sddmm(csr.rowptr, csr.col, csr.perm, _rows_first(a), _rows_first(b), heads)
+
+
+class _Dot(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor, core: Core, flipped: bool, heads: int) -> Tensor:
+        ctx.save_for_backward(a if ctx.needs_input_grad[1] else None, b if ctx.needs_input_grad[0] else None)
+        ctx.core, ctx.flipped = core, flipped
+        return _dot_raw(core, flipped, a, b, heads)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        a, b = ctx.saved_tensors
+        grad_a = _linear(ctx.core, ctx.flipped, b, grad) if ctx.needs_input_grad[0] else None
+        grad_b = _linear(ctx.core, not ctx.flipped, a, grad) if ctx.needs_input_grad[1] else None
+        return grad_a, grad_b, None, None, None
+
+
+# ---------------------------------------------------------------------- maximum and minimum
+
+
+def _extremum_raw(
+    core: Core, flipped: bool, x: Tensor, weight: Tensor | None, minimum: bool, plan: Plan | None
+) -> tuple[Tensor, Tensor]:
+    csr = core.half(flipped)
+    p = _launch(core, csr) if plan is None else plan
+    w = None if weight is None else csr.in_row_order(weight)
+    return _native.spmm_arg(  # type: ignore[no-any-return]
+        csr.rowptr, csr.col, csr.perm, w, _rows_first(x), p.items, p.config, minimum
+    )
+
+
+class _Extremum(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        core: Core,
+        flipped: bool,
+        minimum: bool,
+        split: bool,
+        plan: Plan | None,
+    ) -> tuple[Tensor, Tensor]:
+        out, arg = _extremum_raw(core, flipped, x, weight, minimum, plan)
+        if split:
+            ctx.save_for_backward(x, weight, out)
+        else:
+            ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight, arg)
+        ctx.core, ctx.flipped, ctx.split = core, flipped, split
+        ctx.mark_non_differentiable(arg)
+        return out, arg
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Any) -> Any:
+        x, weight, picks = ctx.saved_tensors
+        need_x, need_weight = ctx.needs_input_grad[:2]
+        derive = _split_gradients if ctx.split else _first_gradients
+        grads = derive(ctx.core, ctx.flipped, x, weight, picks, grad, need_x, need_weight)
+        return *grads, None, None, None, None, None
+
+
+def _first_gradients(
+    core: Core,
+    flipped: bool,
+    x: Tensor | None,
+    weight: Tensor | None,
+    arg: Tensor,
+    grad: Tensor,
+    need_x: bool,
+    need_weight: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    grad_x = _picked_x(core, flipped, grad, weight, arg) if need_x else None
+    grad_weight = None
+    if need_weight:
+        assert x is not None
+        grad_weight = _picked_weight(core, flipped, grad, x, arg, _heads(weight))
+    return grad_x, grad_weight
+
+
+def _split_gradients(
+    core: Core,
+    flipped: bool,
+    x: Tensor,
+    weight: Tensor | None,
+    out: Tensor,
+    grad: Tensor,
+    need_x: bool,
+    need_weight: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    if _needs_grad(grad, x) or (weight is not None and _needs_grad(weight, None)):
+        return _split_gradients_dense(core, flipped, x, weight, out, grad, need_x, need_weight)
+    csr, other = core.half(flipped), core.half(not flipped)
+    w = None if weight is None else csr.in_row_order(weight)
+    p = _launch(core, csr)
+    x, out = _rows_first(x), out.contiguous()
+    count = _native.spmm_tie_count(csr.rowptr, csr.col, w, x, out, p.items, p.config)
+    share = (grad / count.clamp_(min=1)).to(x.dtype)
+    grad_x = grad_weight = None
+    if need_x:
+        w_other = None if weight is None else other.in_row_order(weight)
+        q = _launch(core, other)
+        grad_x = _native.spmm_tie_backward(other.rowptr, other.col, w_other, share, x, out, q.items, q.config)
+    if need_weight:
+        grad_weight = _native.sddmm_tie(csr.rowptr, csr.col, csr.perm, w, share, x, out, _heads(weight))
+    return grad_x, grad_weight
+
+
+def _split_gradients_dense(
+    core: Core,
+    flipped: bool,
+    x: Tensor,
+    weight: Tensor | None,
+    out: Tensor,
+    grad: Tensor,
+    need_x: bool,
+    need_weight: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    """The same in plain torch, of size E x F, for second derivatives, which are rare."""
+    csr = core.half(flipped)
+    src, dst = csr.in_caller_order(csr.col).long(), csr.in_caller_order(csr.rows()).long()
+    factor = _per_column(weight, x.shape[1])
+    message = x[src] if factor is None else x[src] * factor
+    best = out[dst]
+    tied = ((message == best) | (message.isnan() & best.isnan())).to(grad.dtype)
+    count = torch.zeros_like(out).index_add_(0, dst, tied).clamp_(min=1)
+    share = (grad / count)[dst] * tied.detach()
+    grad_x = grad_weight = None
+    if need_x:
+        grad_x = torch.zeros_like(x).index_add(0, src, share if factor is None else share * factor)
+    if need_weight:
+        assert weight is not None
+        grad_weight = (share * x[src]).reshape(len(src), max(_heads(weight), 1), -1).sum(-1).view_as(weight)
+    return grad_x, grad_weight
+
+
+def _per_column(weight: Tensor | None, width: int) -> Tensor | None:
+    """``[E]`` or ``[E, H]`` as ``[E, 1]`` or ``[E, width]``."""
+    if weight is None:
+        return None
+    return weight.unsqueeze(1) if weight.dim() == 1 else weight.repeat_interleave(width // weight.shape[1], 1)
+
+
+def _picked_x(core: Core, flipped: bool, grad: Tensor, weight: Tensor | None, arg: Tensor) -> Tensor:
+    if _needs_grad(grad, weight):
+        return _PickedX.apply(grad, weight, core, flipped, arg)  # type: ignore[no-any-return]
+    return _picked_x_raw(core, flipped, grad, weight, arg)
+
+
+def _picked_x_raw(core: Core, flipped: bool, grad: Tensor, weight: Tensor | None, arg: Tensor) -> Tensor:
+    csr = core.half(not flipped)
+    p = _launch(core, csr)
+    w = None if weight is None else csr.in_row_order(weight)
+    return _native.spmm_arg_backward(  # type: ignore[no-any-return]
+        csr.rowptr, csr.col, csr.perm, w, _rows_first(grad), arg, p.items, p.config
+    )
+
+
+def _picked_weight(core: Core, flipped: bool, grad: Tensor, x: Tensor, arg: Tensor, heads: int) -> Tensor:
+    if _needs_grad(grad, x):
+        return _PickedWeight.apply(grad, x, core, flipped, arg, heads)  # type: ignore[no-any-return]
+    return _picked_weight_raw(core, flipped, grad, x, arg, heads)
+
+
+def _picked_weight_raw(core: Core, flipped: bool, grad: Tensor, x: Tensor, arg: Tensor, heads: int) -> Tensor:
+    csr = core.half(flipped)
+    return _native.sddmm_arg(  # type: ignore[no-any-return]
+        csr.rowptr, csr.col, csr.perm, _rows_first(grad), _rows_first(x), arg, heads
+    )
+
+
+def _pick(core: Core, flipped: bool, x: Tensor, weight: Tensor | None, arg: Tensor) -> Tensor:
+    """The message of the winning edge of each output element; plain torch, for second derivatives."""
+    csr = core.half(flipped)
+    if csr.col.shape[0] == 0:
+        return x.new_zeros(arg.shape) + x.sum() * 0
+    edge = arg.clamp(min=0).long()
+    src = csr.in_caller_order(csr.col).long()
+    picked = x.gather(0, src[edge])
+    factor = _per_column(weight, x.shape[1])
+    if factor is not None:
+        picked = picked * factor.expand(-1, x.shape[1]).gather(0, edge)
+    return picked.masked_fill(arg < 0, 0)
+
+
+class _PickedX(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, grad: Tensor, weight: Tensor | None, core: Core, flipped: bool, arg: Tensor) -> Tensor:
+        ctx.save_for_backward(grad if ctx.needs_input_grad[1] else None, weight, arg)
+        ctx.core, ctx.flipped = core, flipped
+        return _picked_x_raw(core, flipped, grad, weight, arg)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        first, weight, arg = ctx.saved_tensors
+        core, flipped = ctx.core, ctx.flipped
+        by_first = _pick(core, flipped, grad, weight, arg) if ctx.needs_input_grad[0] else None
+        by_weight = None
+        if ctx.needs_input_grad[1]:
+            by_weight = _picked_weight(core, flipped, first, grad, arg, _heads(weight))
+        return by_first, by_weight, None, None, None
+
+
+class _PickedWeight(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, grad: Tensor, x: Tensor, core: Core, flipped: bool, arg: Tensor, heads: int) -> Tensor:
+        ctx.save_for_backward(grad if ctx.needs_input_grad[1] else None, x if ctx.needs_input_grad[0] else None, arg)
+        ctx.core, ctx.flipped = core, flipped
+        return _picked_weight_raw(core, flipped, grad, x, arg, heads)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        first, x, arg = ctx.saved_tensors
+        by_first = _pick(ctx.core, ctx.flipped, x, grad, arg) if ctx.needs_input_grad[0] else None
+        by_x = _picked_x(ctx.core, ctx.flipped, first, grad, arg) if ctx.needs_input_grad[1] else None
+        return by_first, by_x, None, None, None, None
+
+
+# ---------------------------------------------------------------------- softmax over the edges into a node
+
+
+class _EdgeSoftmax(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, core: Core, flipped: bool) -> Tensor:
+        csr = core.half(flipped)
+        p = _native.edge_softmax(csr.rowptr, csr.perm, logits)
+        ctx.save_for_backward(p)
+        ctx.core, ctx.flipped = core, flipped
+        return p  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (p,) = ctx.saved_tensors
+        core, flipped = ctx.core, ctx.flipped
+        csr = core.half(flipped)
+        if not _needs_grad(grad, p):
+            return (
+                _native.edge_softmax_backward(csr.rowptr, csr.perm, p, grad.contiguous()),
+                None,
+                None,
+            )
+        # For second derivatives: the sum over each row and its way back to the edges, in operators that have one.
+        weighted = (p * grad).reshape(p.shape[0], -1)
+        ones = p.new_ones(csr.num_cols, weighted.shape[1])
+        total = _linear(core, flipped, ones, weighted)
+        back = _dot(core, flipped, total, ones, weighted.shape[1]).view_as(p)
+        return p * grad - p * back, None, None
+
+
+# ---------------------------------------------------------------------- public operators
+
+
+def _check_graph(graph: Any, what: str) -> None:
+    if not isinstance(graph, Graph):
+        raise TypeError(
+            f"{what}: the first argument must be a gnn_spmm_plugin.Graph, got {type(graph).__name__}; make one with "
+            "Graph.from_edge_index(edge_index, num_nodes)"
+        )
+
+
+def _check_features(graph: Graph, x: Any, rows: int, what: str, side: str) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{what} must be a torch.Tensor, got {type(x).__name__}")
+    if x.dtype not in DTYPES:
+        raise TypeError(
+            f"{what} must be float32, float64, float16 or bfloat16, got {x.dtype}; "
+            + ("use its real and imaginary parts" if x.is_complex() else "convert it with .float() or .double()")
+        )
+    if x.dim() == 0 or x.shape[0] != rows:
+        hint = ""
+        if side != "edges" and x.dim() and x.shape[0] == graph.num_src + graph.num_dst - rows:
+            hint = "; did you mean the transposed graph, graph.T?"
+        raise ValueError(f"{what} must have one row for each of the graph's {rows} {side}, got {list(x.shape)}{hint}")
+    if x.device != graph.device:
+        raise ValueError(f"{what} is on {x.device} but the graph on {graph.device}; use graph.to(x.device)")
+    if x.layout != torch.strided:
+        raise TypeError(f"{what} must be a dense tensor, got layout {x.layout}; convert it with .to_dense()")
+
+
+def spmm(
+    graph: Graph,
+    x: Tensor,
+    weight: Tensor | None = None,
+    reduce: str = "sum",
+    *,
+    tie: str = "first",
+    return_arg: bool = False,
+    plan: Plan | None = None,
+    policy: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Aggregates the features of each destination's neighbours, without writing a message for each edge.
+
+    ``out[d] = reduce over edges e = (s -> d) of weight[e] * x[s]``; a destination without edges gets 0. Equal, for
+    ``reduce="sum"``, to ``torch.zeros(num_dst, F).index_add(0, dst, weight[:, None] * x[src])``. Differentiable by `x`
+    and `weight`, any number of times; bitwise reproducible.
+
+    Args:
+        graph: the graph; rows are destinations.
+        x: ``[num_src, *F]`` features (any number of trailing dimensions, any strides), float32, float64, float16 or
+            bfloat16. Sums are accumulated in float32 at least and rounded once.
+        weight: ``[E]`` or, one for each head, ``[E, H]`` with ``x.shape[1] == H``; edge order as the graph was made.
+            None: the graph's own weights, where it has any.
+        reduce: ``"sum"``, ``"mean"`` (divides by the number of edges, not by the sum of their weights), ``"max"`` or
+            ``"min"`` (NaN wins, in its own column).
+        tie: for max and min, who gets the gradient where several edges attain the extremum: ``"first"`` in the caller's
+            order, or ``"split"`` evenly.
+        return_arg: for max and min, also return the winning edge.
+        plan: what `gnn_spmm_plugin.plan` prepared for this graph; None: the graph's own, kept with it.
+        policy: how a plan is chosen where none is given, see `gnn_spmm_plugin.plan`.
+
+    Returns:
+        ``[num_dst, *F]`` of dtype ``torch.result_type(x, weight)``. With `return_arg`, also ``[num_dst, *F]`` int64: the
+        first winning edge in the caller's order, -1 where a row is empty.
+
+    Raises:
+        TypeError: integer, boolean or complex features, or something that is no tensor.
+        ValueError: shapes or devices do not fit, or an argument is none of its choices.
+    """
+    _check_graph(graph, "spmm")
+    _check_features(graph, x, graph.num_src, "x", "source nodes")
+    if weight is None:
+        weight = graph._weight
+    elif weight is not graph._weight:
+        check_weight(graph, weight)
+    if reduce not in REDUCES:
+        raise ValueError(f"reduce must be one of {', '.join(REDUCES)}; got {reduce!r}")
+    if policy not in POLICIES:
+        raise ValueError(f"policy must be one of {', '.join(POLICIES)}; got {policy!r}")
+    if weight is not None:
+        if weight.dim() == 2 and (x.dim() < 2 or x.shape[1] != weight.shape[1]):
+            raise ValueError(
+                f"weight of shape [num_edges, heads] = {list(weight.shape)} needs x of shape [num_src, heads, ...], got "
+                f"{list(x.shape)}"
+            )
+        if weight.dtype != x.dtype:
+            dtype = torch.promote_types(x.dtype, weight.dtype)
+            x, weight = x.to(dtype), weight.to(dtype)
+        if weight.dim() == 2 and weight.shape[1] == 0:
+            weight = None  # no heads, no columns
+    shape = x.shape[1:]
+    flat = x if x.dim() == 2 else (x.unsqueeze(1) if x.dim() == 1 else x.flatten(1))
+    core, flipped = graph._core, graph._flipped
+    if plan is not None:
+        _check_plan(plan, graph, flat, reduce)
+    elif policy != "auto":
+        plan = make_plan(graph, flat.shape[1], flat.dtype, reduce, policy=policy)
+    if reduce in ("sum", "mean"):
+        if return_arg:
+            raise ValueError(f"return_arg needs reduce='max' or 'min', got {reduce!r}")
+        out = _linear(core, flipped, flat, weight, "rows" if reduce == "mean" else None, plan)
+        return out if x.dim() == 2 else out.view(graph.num_dst, *shape)
+    if tie not in TIES:
+        raise ValueError(f"tie must be one of {', '.join(TIES)}; got {tie!r}")
+    if _needs_grad(flat, weight):
+        out, arg = _Extremum.apply(flat, weight, core, flipped, reduce == "min", tie == "split", plan)
+    else:
+        out, arg = _extremum_raw(core, flipped, flat, weight, reduce == "min", plan)
+    out = out.view(graph.num_dst, *shape)
+    return (out, arg.view(graph.num_dst, *shape).long()) if return_arg else out
+
+
+def _check_plan(plan: Plan, graph: Graph, x: Tensor, reduce: str) -> None:
+    if not isinstance(plan, Plan):
+        raise TypeError(f"plan must come from gnn_spmm_plugin.plan, got {type(plan).__name__}")
+    if plan.owner() is not graph._csr:
+        raise ValueError("the plan was made for another graph; make one with gnn_spmm_plugin.plan(graph, width)")
+    made, used = plan.request, (x.shape[1], x.dtype, reduce)
+    if made is not None and made != used:
+        raise ValueError(f"the plan was made for (width, dtype, reduce) = {made}, but used with {used}")
+
+
+def sddmm(graph: Graph, a_dst: Tensor, b_src: Tensor) -> Tensor:
+    """Dot product of the features at the two ends of each edge: ``out[e] = <a_dst[d], b_src[s]>`` for e = (s -> d).
+
+    Args:
+        graph: the graph.
+        a_dst: ``[num_dst, F]``, or ``[num_dst, H, F]`` for one product per head.
+        b_src: ``[num_src, F]`` or ``[num_src, H, F]``.
+
+    Returns:
+        ``[E]`` or ``[E, H]`` in the caller's edge order, of dtype ``torch.result_type(a_dst, b_src)``, accumulated in
+        float32 at least. Differentiable any number of times.
+
+    Raises:
+        TypeError, ValueError: as `spmm`.
+    """
+    _check_graph(graph, "sddmm")
+    _check_features(graph, a_dst, graph.num_dst, "a_dst", "destination nodes")
+    _check_features(graph, b_src, graph.num_src, "b_src", "source nodes")
+    if a_dst.dim() not in (2, 3) or a_dst.shape[1:] != b_src.shape[1:]:
+        raise ValueError(
+            "a_dst and b_src must have shapes [num_dst, F] and [num_src, F], or [num_dst, H, F] and [num_src, H, F]; got "
+            f"{list(a_dst.shape)} and {list(b_src.shape)}"
+        )
+    dtype = torch.promote_types(a_dst.dtype, b_src.dtype)
+    a_dst, b_src = a_dst.to(dtype), b_src.to(dtype)
+    if a_dst.dim() == 2:
+        return _dot(graph._core, graph._flipped, a_dst, b_src, 0)
+    heads = a_dst.shape[1]
+    if heads == 0:
+        return a_dst.new_zeros(graph.num_edges, 0)
+    return _dot(graph._core, graph._flipped, a_dst.flatten(1), b_src.flatten(1), heads)
+
+
+def edge_softmax(graph: Graph, logits: Tensor) -> Tensor:
+    """Softmax over the edges into each destination.
+
+    Args:
+        graph: the graph.
+        logits: ``[E]`` or ``[E, H]`` in the caller's edge order.
+
+    Returns:
+        The same shape and dtype; the entries of each destination (and head) add up to 1. Differentiable any number of
+        times.
+
+    Raises:
+        TypeError, ValueError: `logits` is not floating point, not on the graph's device, or of another length.
+    """
+    _check_graph(graph, "edge_softmax")
+    _check_features(graph, logits, graph.num_edges, "logits", "edges")
+    if logits.dim() not in (1, 2):
+        raise ValueError(f"logits must have shape [num_edges] or [num_edges, heads], got {list(logits.shape)}")
+    logits = logits.contiguous()
+    if _needs_grad(logits, None):
+        return _EdgeSoftmax.apply(logits, graph._core, graph._flipped)  # type: ignore[no-any-return]
+    csr = graph._csr
+    return _native.edge_softmax(csr.rowptr, csr.perm, logits)  # type: ignore[no-any-return]

@@ -1,0 +1,84 @@
+"""The registry of kernels: what exists, what each can do, and why one is not available."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from . import _native
+
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+REDUCES = ("sum", "mean", "max", "min")
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel family.
+
+    Attributes:
+        name: what `GSP_KERNEL`, ``plan(kernel=)`` and `explain` call it.
+        device: ``"cpu"`` or ``"cuda"``.
+        summary: how it works, in a line.
+        source: where the method comes from.
+    """
+
+    name: str
+    device: str
+    summary: str
+    source: str
+
+    def unavailable(self) -> list[str]:
+        """Reasons why this kernel cannot run on this machine; empty when it can."""
+        if self.device == "cpu":
+            return [] if _native.cpu_error is None else [_native.cpu_error]
+        if _native.cuda_error is not None:
+            return [_native.cuda_error]
+        return [] if torch.cuda.is_available() else ["torch sees no GPU"]
+
+
+KERNELS = (
+    Kernel(
+        "csr_cpu",
+        "cpu",
+        "vectorised row sweep in chunks of equal work, long rows split and merged in fixed order",
+        "CSR by rows, as graph-spmm; chunking our own",
+    ),
+    Kernel(
+        "csr_dual",
+        "cuda",
+        "lane groups own short rows, blocks own long ones, hub rows split over blocks and merged in fixed order",
+        "coalesced CSR of GE-SpMM, dual path of DualGCN",
+    ),
+)
+
+
+def kernels() -> list[dict[str, object]]:
+    """Every kernel: name, device, summary, whether it is available here, and the reasons where it is not."""
+    return [
+        {
+            "name": k.name,
+            "device": k.device,
+            "summary": k.summary,
+            "available": not k.unavailable(),
+            "reasons": k.unavailable(),
+        }
+        for k in KERNELS
+    ]
+
+
+def for_device(device: torch.device, name: str | None = None) -> Kernel:
+    """The kernel called `name`, or the default one, for `device`.
+
+    Raises:
+        ValueError: no kernel of that name runs on that device.
+    """
+    here = [k for k in KERNELS if k.device == device.type]
+    if not here:
+        _native.require(device)
+    if not name:
+        return here[0]
+    for k in here:
+        if k.name == name:
+            return k
+    raise ValueError(f"unknown kernel {name!r} for {device.type}; there are {[k.name for k in here]}")
