@@ -1,0 +1,245 @@
+// The CPU implementations of all operators: check, describe the operands with plain pointers, run
+// the kernel.
+#include <torch/csrc/stable/ops.h>
+
+#include <tuple>
+#include <vector>
+
+#include "common/check.h"
+#include "cpu/kernels.h"
+
+namespace gsp {
+namespace {
+
+std::atomic<int64_t> kernel_calls{0};
+
+// Torch's own threads, which pick up the next item as soon as they are free. Results do not depend
+// on who runs what.
+void parallel_for(int64_t count, void (*body)(int64_t, void*), void* context) {
+  const int64_t threads = std::min<int64_t>(count, torch::stable::get_num_threads());
+  if (threads <= 1) {
+    for (int64_t i = 0; i < count; ++i) body(i, context);
+    return;
+  }
+  std::atomic<int64_t> next{0};
+  torch::stable::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
+    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) body(i, context);
+  });
+}
+
+cpu::Csr csr_of(const CsrSizes& sizes, const Tensor& rowptr, const Tensor* col,
+                const OptionalTensor& perm) {
+  return {rowptr.const_data_ptr(),
+          col ? col->const_data_ptr() : nullptr,
+          data_or_null(perm),
+          sizes.rows,
+          sizes.edges,
+          sizes.wide()};
+}
+
+cpu::Matrix rows_of(const Tensor& t) { return {t.const_data_ptr(), t.stride(0)}; }
+
+cpu::Problem problem_of(const Sizes& sizes, const Tensor& rowptr, const Tensor* col,
+                        const OptionalTensor& perm, const OptionalTensor& weight) {
+  kernel_calls.fetch_add(1, std::memory_order_relaxed);
+  cpu::Problem p;
+  p.csr = csr_of(sizes.csr, rowptr, col, perm);
+  p.dtype = sizes.dtype;
+  p.width = sizes.width;
+  p.heads = sizes.heads;
+  p.weight = data_or_null(weight);
+  p.parallel_for = parallel_for;
+  return p;
+}
+
+Tensor spmm(const Tensor& rowptr, const Tensor& col, const OptionalTensor& weight, const Tensor& x,
+            const OptionalTensor& src_scale, const OptionalTensor& dst_scale, const OptionalTensor&,
+            const std::vector<int64_t>&, bool mean) {
+  const Sizes sizes = check_spmm(rowptr, col, weight, x, src_scale, dst_scale);
+  Tensor out = fast_empty(x, {sizes.csr.rows, sizes.width}, sizes.type);
+  cpu::Problem p = problem_of(sizes, rowptr, &col, std::nullopt, weight);
+  p.x = rows_of(x);
+  p.src_scale = data_or_null(src_scale);
+  p.dst_scale = data_or_null(dst_scale);
+  p.mean = mean;
+  p.result = out.mutable_data_ptr();
+  cpu::spmm(p);
+  return out;
+}
+
+std::tuple<Tensor, Tensor> spmm_arg(const Tensor& rowptr, const Tensor& col,
+                                    const OptionalTensor& perm, const OptionalTensor& weight,
+                                    const Tensor& x, const OptionalTensor&,
+                                    const std::vector<int64_t>&, bool minimum) {
+  const Sizes sizes = check_spmm_arg(rowptr, col, perm, weight, x);
+  Tensor out = fast_empty(x, {sizes.csr.rows, sizes.width}, sizes.type);
+  Tensor arg = fast_empty(x, {sizes.csr.rows, sizes.width}, sizes.csr.index);
+  cpu::Problem p = problem_of(sizes, rowptr, &col, perm, weight);
+  p.x = rows_of(x);
+  p.minimum = minimum;
+  p.result = out.mutable_data_ptr();
+  p.result_arg = arg.mutable_data_ptr();
+  cpu::spmm_arg(p);
+  return {out, arg};
+}
+
+Tensor spmm_arg_backward(const Tensor& rowptr, const Tensor& col, const OptionalTensor& perm,
+                         const OptionalTensor& weight, const Tensor& grad, const Tensor& arg,
+                         const OptionalTensor&, const std::vector<int64_t>&) {
+  const Sizes sizes = check_spmm_arg_backward(rowptr, col, perm, weight, grad, arg);
+  Tensor out = fast_empty(grad, {sizes.csr.rows, sizes.width}, sizes.type);
+  cpu::Problem p = problem_of(sizes, rowptr, &col, perm, weight);
+  p.grad = rows_of(grad);
+  p.arg = rows_of(arg);
+  p.result = out.mutable_data_ptr();
+  cpu::spmm_arg_backward(p);
+  return out;
+}
+
+Tensor spmm_tie_count(const Tensor& rowptr, const Tensor& col, const OptionalTensor& weight,
+                      const Tensor& x, const Tensor& out, const OptionalTensor&,
+                      const std::vector<int64_t>&) {
+  const Sizes sizes = check_spmm_tie_count(rowptr, col, weight, x, out);
+  Tensor count = fast_empty(x, {sizes.csr.rows, sizes.width}, accumulator_type(sizes.type));
+  cpu::Problem p = problem_of(sizes, rowptr, &col, std::nullopt, weight);
+  p.x = rows_of(x);
+  p.out = rows_of(out);
+  p.result = count.mutable_data_ptr();
+  cpu::spmm_tie_count(p);
+  return count;
+}
+
+Tensor spmm_tie_backward(const Tensor& rowptr, const Tensor& col, const OptionalTensor& weight,
+                         const Tensor& grad, const Tensor& x, const Tensor& out,
+                         const OptionalTensor&, const std::vector<int64_t>&) {
+  const Sizes sizes = check_spmm_tie_backward(rowptr, col, weight, grad, x, out);
+  Tensor result = fast_empty(grad, {sizes.csr.rows, sizes.width}, sizes.type);
+  cpu::Problem p = problem_of(sizes, rowptr, &col, std::nullopt, weight);
+  p.grad = rows_of(grad);
+  p.x = rows_of(x);
+  p.out = rows_of(out);
+  p.result = result.mutable_data_ptr();
+  cpu::spmm_tie_backward(p);
+  return result;
+}
+
+// The result of a dot product per edge: [E], or [E, heads] where heads were asked for.
+Tensor empty_per_edge(const Tensor& like, const Sizes& sizes, int64_t heads) {
+  if (heads == 0) return fast_empty(like, {sizes.csr.edges}, sizes.type);
+  return fast_empty(like, {sizes.csr.edges, heads}, sizes.type);
+}
+
+Tensor sddmm(const Tensor& rowptr, const Tensor& col, const OptionalTensor& perm, const Tensor& a,
+             const Tensor& b, int64_t heads) {
+  const Sizes sizes = check_sddmm(rowptr, col, perm, "a", a, "b", b, heads);
+  Tensor result = empty_per_edge(a, sizes, heads);
+  cpu::Problem p = problem_of(sizes, rowptr, &col, perm, std::nullopt);
+  p.grad = rows_of(a);
+  p.x = rows_of(b);
+  p.result = result.mutable_data_ptr();
+  cpu::sddmm(p);
+  return result;
+}
+
+Tensor sddmm_arg(const Tensor& rowptr, const Tensor& col, const OptionalTensor& perm,
+                 const Tensor& grad, const Tensor& x, const Tensor& arg, int64_t heads) {
+  const Sizes sizes = check_sddmm_arg(rowptr, col, perm, grad, x, arg, heads);
+  Tensor result = empty_per_edge(grad, sizes, heads);
+  cpu::Problem p = problem_of(sizes, rowptr, &col, perm, std::nullopt);
+  p.grad = rows_of(grad);
+  p.x = rows_of(x);
+  p.arg = rows_of(arg);
+  p.result = result.mutable_data_ptr();
+  cpu::sddmm_arg(p);
+  return result;
+}
+
+Tensor sddmm_tie(const Tensor& rowptr, const Tensor& col, const OptionalTensor& perm,
+                 const OptionalTensor& weight, const Tensor& grad, const Tensor& x,
+                 const Tensor& out, int64_t heads) {
+  const Sizes sizes = check_sddmm_tie(rowptr, col, perm, weight, grad, x, out, heads);
+  Tensor result = empty_per_edge(grad, sizes, heads);
+  cpu::Problem p = problem_of(sizes, rowptr, &col, perm, weight);
+  p.grad = rows_of(grad);
+  p.x = rows_of(x);
+  p.out = rows_of(out);
+  p.result = result.mutable_data_ptr();
+  cpu::sddmm_tie(p);
+  return result;
+}
+
+Tensor edge_softmax(const Tensor& rowptr, const OptionalTensor& perm, const Tensor& logits) {
+  const Sizes sizes = check_edge_softmax(rowptr, perm, "logits", logits);
+  Tensor result = empty_per_edge(logits, sizes, logits.dim() == 1 ? 0 : sizes.heads);
+  cpu::Problem p = problem_of(sizes, rowptr, nullptr, perm, std::nullopt);
+  p.x = {logits.const_data_ptr(), sizes.heads};
+  p.result = result.mutable_data_ptr();
+  cpu::edge_softmax(p);
+  return result;
+}
+
+Tensor edge_softmax_backward(const Tensor& rowptr, const OptionalTensor& perm, const Tensor& p_,
+                             const Tensor& grad) {
+  const Sizes sizes = check_edge_softmax_backward(rowptr, perm, p_, grad);
+  Tensor result = empty_per_edge(p_, sizes, p_.dim() == 1 ? 0 : sizes.heads);
+  cpu::Problem p = problem_of(sizes, rowptr, nullptr, perm, std::nullopt);
+  p.x = {p_.const_data_ptr(), sizes.heads};
+  p.grad = {grad.const_data_ptr(), sizes.heads};
+  p.result = result.mutable_data_ptr();
+  cpu::edge_softmax_backward(p);
+  return result;
+}
+
+cpu::Indices indices_of(const Tensor& t) {
+  return {t.const_data_ptr(), t.size(0), t.stride(0), t.scalar_type() == ScalarType::Long};
+}
+
+Tensor check_coo(const Tensor& dst, const Tensor& src, int64_t num_dst, int64_t num_src) {
+  check_coo_inputs(dst, src, num_dst, num_src);
+  const cpu::CooFacts facts =
+      cpu::check_coo(indices_of(dst), indices_of(src), num_dst, num_src, parallel_for);
+  Tensor result = fast_empty(dst, {3}, ScalarType::Long);
+  auto* values = result.mutable_data_ptr<int64_t>();
+  values[0] = facts.first_bad;
+  values[1] = facts.sorted;
+  values[2] = 0;
+  return result;
+}
+
+std::tuple<Tensor, Tensor> group(const Tensor& key, int64_t n) {
+  check_index_vector("key", key);
+  STD_TORCH_CHECK(n >= 0, "got n = ", n, ", expected 0 or more");
+  const int64_t edges = key.size(0);
+  STD_TORCH_CHECK(n > 0 || edges == 0, "got ", edges, " keys, expected none for n = 0");
+  const bool wide = std::max(n, edges) > std::numeric_limits<int32_t>::max();
+  const ScalarType type = wide ? ScalarType::Long : ScalarType::Int;
+  Tensor rowptr = fast_empty(key, {n + 1}, type);
+  Tensor perm = fast_empty(key, {edges}, type);
+  cpu::group(indices_of(key), n, rowptr.mutable_data_ptr(), perm.mutable_data_ptr(), wide,
+             parallel_for);
+  return {rowptr, perm};
+}
+
+int64_t kernel_calls_so_far() { return kernel_calls.load(std::memory_order_relaxed); }
+
+}  // namespace
+}  // namespace gsp
+
+STABLE_TORCH_LIBRARY_IMPL(gnn_spmm_plugin, CPU, m) {
+  m.impl("_spmm", TORCH_BOX(&gsp::spmm));
+  m.impl("_spmm_arg", TORCH_BOX(&gsp::spmm_arg));
+  m.impl("_spmm_arg_backward", TORCH_BOX(&gsp::spmm_arg_backward));
+  m.impl("_spmm_tie_count", TORCH_BOX(&gsp::spmm_tie_count));
+  m.impl("_spmm_tie_backward", TORCH_BOX(&gsp::spmm_tie_backward));
+  m.impl("_sddmm", TORCH_BOX(&gsp::sddmm));
+  m.impl("_sddmm_arg", TORCH_BOX(&gsp::sddmm_arg));
+  m.impl("_sddmm_tie", TORCH_BOX(&gsp::sddmm_tie));
+  m.impl("_edge_softmax", TORCH_BOX(&gsp::edge_softmax));
+  m.impl("_edge_softmax_backward", TORCH_BOX(&gsp::edge_softmax_backward));
+  m.impl("_check_coo", TORCH_BOX(&gsp::check_coo));
+  m.impl("_group", TORCH_BOX(&gsp::group));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(gnn_spmm_plugin, CompositeExplicitAutograd, m) {
+  m.impl("_kernel_calls", TORCH_BOX(&gsp::kernel_calls_so_far));
+}

@@ -1,0 +1,350 @@
+// What the bindings of both libraries share: checks of every operator's inputs and allocation of
+// its outputs. Indices are not looked at: a Graph has done that once. Only torch's stable headers
+// may be included here.
+#pragma once
+
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+#include <torch/headeronly/util/Exception.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <initializer_list>
+#include <limits>
+#include <optional>
+#include <string>
+
+#include "common/types.h"
+
+namespace gsp {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+
+// ---- describing what was got
+
+inline std::string shape_of(const Tensor& t) {
+  std::string text = "[";
+  for (int64_t d = 0; d < t.dim(); ++d) text += (d ? ", " : "") + std::to_string(t.size(d));
+  return text + "]";
+}
+
+inline std::string device_of(const Tensor& t) {
+  if (t.is_cpu()) return "cpu";
+  const std::string index = std::to_string(t.get_device_index());
+  return t.is_cuda() ? "cuda:" + index : "device " + index + " of another kind";
+}
+
+// ---- single tensors
+
+inline void check_same_device(const char* name, const Tensor& t, const Tensor& like) {
+  int32_t type, index, like_type, like_index;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(t.get(), &type));
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(t.get(), &index));
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &like_type));
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(like.get(), &like_index));
+  STD_TORCH_CHECK(type == like_type && index == like_index, name, " is on ", device_of(t),
+                  ", expected ", device_of(like), " like the graph: move one of them with .to()");
+}
+
+inline void check_dtype(const char* name, const Tensor& t, ScalarType expected) {
+  STD_TORCH_CHECK(t.scalar_type() == expected, name, " is ", t.scalar_type(), ", expected ",
+                  expected);
+}
+
+inline void check_contiguous(const char* name, const Tensor& t) {
+  STD_TORCH_CHECK(t.is_contiguous(), name, " is not contiguous: call .contiguous()");
+}
+
+// A contiguous vector of `size`, of type `dtype`, on the graph's device.
+inline void check_vector(const char* name, const Tensor& t, int64_t size, ScalarType dtype,
+                         const Tensor& like) {
+  STD_TORCH_CHECK(t.dim() == 1 && t.size(0) == size, name, " has shape ", shape_of(t),
+                  ", expected [", size, "]");
+  check_dtype(name, t, dtype);
+  check_contiguous(name, t);
+  check_same_device(name, t, like);
+}
+
+// Rows whose columns are adjacent: what every matrix of features must be. Returns the distance
+// between rows.
+inline int64_t check_rows(const char* name, const Tensor& t, const Tensor& like) {
+  STD_TORCH_CHECK(t.dim() == 2, name, " has shape ", shape_of(t), ", expected 2 dimensions");
+  STD_TORCH_CHECK(t.size(1) <= 1 || t.stride(1) == 1, name, " has strides [", t.stride(0), ", ",
+                  t.stride(1), "], expected 1 between columns: call .contiguous()");
+  check_same_device(name, t, like);
+  return t.stride(0);
+}
+
+inline void check_matrix(const char* name, const Tensor& t, int64_t rows, int64_t width,
+                         ScalarType dtype, const Tensor& like) {
+  check_rows(name, t, like);
+  STD_TORCH_CHECK(t.size(0) == rows && t.size(1) == width, name, " has shape ", shape_of(t),
+                  ", expected [", rows, ", ", width, "]");
+  check_dtype(name, t, dtype);
+}
+
+// ---- types
+
+inline Dtype feature_dtype(const char* name, const Tensor& t) {
+  const ScalarType type = t.scalar_type();
+  switch (type) {
+    case ScalarType::Float:
+      return Dtype::kFloat32;
+    case ScalarType::Double:
+      return Dtype::kFloat64;
+    case ScalarType::Half:
+      return Dtype::kFloat16;
+    case ScalarType::BFloat16:
+      return Dtype::kBFloat16;
+    default:
+      STD_TORCH_CHECK(false, name, " is ", type,
+                      ", expected float32, float64, float16 or bfloat16: convert it with .to()");
+  }
+}
+
+inline ScalarType accumulator_type(ScalarType features) {
+  return features == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+}
+
+// ---- a graph
+
+struct CsrSizes {
+  int64_t rows;
+  int64_t edges;
+  ScalarType index;
+  bool wide() const { return index == ScalarType::Long; }
+};
+
+// rowptr and col (which edge_softmax does without) and perm.
+inline CsrSizes check_csr(const Tensor& rowptr, const Tensor* col, const OptionalTensor& perm,
+                          int64_t edges) {
+  const ScalarType index = rowptr.scalar_type();
+  STD_TORCH_CHECK(index == ScalarType::Int || index == ScalarType::Long, "rowptr is ", index,
+                  ", expected int32 or int64");
+  STD_TORCH_CHECK(rowptr.dim() == 1 && rowptr.size(0) >= 1, "rowptr has shape ", shape_of(rowptr),
+                  ", expected [rows + 1]");
+  check_contiguous("rowptr", rowptr);
+  STD_TORCH_CHECK(index == ScalarType::Long || edges <= std::numeric_limits<int32_t>::max(),
+                  "rowptr is ", index, ", expected int64 for ", edges, " edges");
+  if (col != nullptr) check_vector("col", *col, edges, index, rowptr);
+  if (perm) check_vector("perm", *perm, edges, index, rowptr);
+  return {rowptr.size(0) - 1, edges, index};
+}
+
+inline CsrSizes check_csr(const Tensor& rowptr, const Tensor& col, const OptionalTensor& perm) {
+  STD_TORCH_CHECK(col.dim() == 1, "col has shape ", shape_of(col), ", expected [edges]");
+  return check_csr(rowptr, &col, perm, col.size(0));
+}
+
+// ---- operators. Each takes what its operator takes, and returns all sizes that a kernel needs.
+
+struct Sizes {
+  CsrSizes csr;
+  Dtype dtype;
+  ScalarType type;
+  int64_t width;
+  int64_t heads;
+};
+
+inline int64_t check_heads(int64_t width, int64_t heads) {
+  STD_TORCH_CHECK(heads >= 1 && width % heads == 0, "got ", heads, " heads for ", width,
+                  " columns, expected a number that divides them");
+  return heads;
+}
+
+// weight [E] or [E, H]; returns H, 1 if there are no heads.
+inline int64_t check_weight(const OptionalTensor& weight, const CsrSizes& csr, int64_t width,
+                            ScalarType type, const Tensor& like) {
+  if (!weight) return 1;
+  const int64_t dim = weight->dim();
+  STD_TORCH_CHECK((dim == 1 || dim == 2) && weight->size(0) == csr.edges, "weight has shape ",
+                  shape_of(*weight), ", expected [", csr.edges, "] or [", csr.edges, ", heads]");
+  check_dtype("weight", *weight, type);
+  check_contiguous("weight", *weight);
+  check_same_device("weight", *weight, like);
+  return dim == 1 ? 1 : check_heads(width, weight->size(1));
+}
+
+// The features that edges point at. Their number is known only here, so that much is checked: a
+// graph with edges has sources.
+inline Sizes check_features(const char* name, const Tensor& x, const CsrSizes& csr,
+                            const Tensor& rowptr) {
+  check_rows(name, x, rowptr);
+  const Dtype dtype = feature_dtype(name, x);
+  STD_TORCH_CHECK(csr.edges == 0 || x.size(0) > 0, name, " has shape ", shape_of(x),
+                  ", expected a row for every node that the ", csr.edges, " edges come from");
+  return {csr, dtype, x.scalar_type(), x.size(1), 1};
+}
+
+inline Sizes check_spmm(const Tensor& rowptr, const Tensor& col, const OptionalTensor& weight,
+                        const Tensor& x, const OptionalTensor& src_scale,
+                        const OptionalTensor& dst_scale) {
+  Sizes s = check_features("x", x, check_csr(rowptr, col, std::nullopt), rowptr);
+  s.heads = check_weight(weight, s.csr, s.width, s.type, rowptr);
+  const ScalarType scale = accumulator_type(s.type);
+  if (src_scale) check_vector("src_scale", *src_scale, x.size(0), scale, rowptr);
+  if (dst_scale) check_vector("dst_scale", *dst_scale, s.csr.rows, scale, rowptr);
+  return s;
+}
+
+inline Sizes check_spmm_arg(const Tensor& rowptr, const Tensor& col, const OptionalTensor& perm,
+                            const OptionalTensor& weight, const Tensor& x) {
+  Sizes s = check_features("x", x, check_csr(rowptr, col, perm), rowptr);
+  s.heads = check_weight(weight, s.csr, s.width, s.type, rowptr);
+  return s;
+}
+
+inline Sizes check_spmm_arg_backward(const Tensor& rowptr, const Tensor& col,
+                                     const OptionalTensor& perm, const OptionalTensor& weight,
+                                     const Tensor& grad, const Tensor& arg) {
+  Sizes s = check_features("grad", grad, check_csr(rowptr, col, perm), rowptr);
+  s.heads = check_weight(weight, s.csr, s.width, s.type, rowptr);
+  check_matrix("arg", arg, grad.size(0), s.width, s.csr.index, rowptr);
+  return s;
+}
+
+inline Sizes check_spmm_tie_count(const Tensor& rowptr, const Tensor& col,
+                                  const OptionalTensor& weight, const Tensor& x,
+                                  const Tensor& out) {
+  Sizes s = check_features("x", x, check_csr(rowptr, col, std::nullopt), rowptr);
+  s.heads = check_weight(weight, s.csr, s.width, s.type, rowptr);
+  check_matrix("out", out, s.csr.rows, s.width, s.type, rowptr);
+  return s;
+}
+
+inline Sizes check_spmm_tie_backward(const Tensor& rowptr, const Tensor& col,
+                                     const OptionalTensor& weight, const Tensor& grad,
+                                     const Tensor& x, const Tensor& out) {
+  Sizes s = check_features("grad", grad, check_csr(rowptr, col, std::nullopt), rowptr);
+  s.heads = check_weight(weight, s.csr, s.width, s.type, rowptr);
+  check_matrix("x", x, s.csr.rows, s.width, s.type, rowptr);
+  check_matrix("out", out, grad.size(0), s.width, s.type, rowptr);
+  return s;
+}
+
+// Dot products of rows of `a` (destinations) and `b` (sources). heads 0: one product over all
+// columns, as 1 head.
+inline Sizes check_sddmm(const Tensor& rowptr, const Tensor& col, const OptionalTensor& perm,
+                         const char* a_name, const Tensor& a, const char* b_name, const Tensor& b,
+                         int64_t heads) {
+  Sizes s = check_features(b_name, b, check_csr(rowptr, col, perm), rowptr);
+  check_matrix(a_name, a, s.csr.rows, s.width, s.type, rowptr);
+  s.heads = heads == 0 ? 1 : check_heads(s.width, heads);
+  return s;
+}
+
+inline Sizes check_sddmm_arg(const Tensor& rowptr, const Tensor& col, const OptionalTensor& perm,
+                             const Tensor& grad, const Tensor& x, const Tensor& arg,
+                             int64_t heads) {
+  Sizes s = check_sddmm(rowptr, col, perm, "grad", grad, "x", x, heads);
+  check_matrix("arg", arg, s.csr.rows, s.width, s.csr.index, rowptr);
+  return s;
+}
+
+inline Sizes check_sddmm_tie(const Tensor& rowptr, const Tensor& col, const OptionalTensor& perm,
+                             const OptionalTensor& weight, const Tensor& grad, const Tensor& x,
+                             const Tensor& out, int64_t heads) {
+  Sizes s = check_sddmm(rowptr, col, perm, "grad", grad, "x", x, heads);
+  check_matrix("out", out, s.csr.rows, s.width, s.type, rowptr);
+  const int64_t weight_heads = check_weight(weight, s.csr, s.width, s.type, rowptr);
+  STD_TORCH_CHECK(!weight || weight_heads == s.heads, "weight has ", weight_heads,
+                  " heads, expected ", s.heads);
+  return s;
+}
+
+// values [E] or [E, H] per edge, contiguous.
+inline Sizes check_edge_softmax(const Tensor& rowptr, const OptionalTensor& perm, const char* name,
+                                const Tensor& values) {
+  const int64_t dim = values.dim();
+  STD_TORCH_CHECK(dim == 1 || dim == 2, name, " has shape ", shape_of(values),
+                  ", expected [edges] or [edges, heads]");
+  check_contiguous(name, values);
+  check_same_device(name, values, rowptr);
+  const Dtype dtype = feature_dtype(name, values);
+  const CsrSizes csr = check_csr(rowptr, nullptr, perm, values.size(0));
+  const int64_t heads = dim == 1 ? 1 : values.size(1);
+  return {csr, dtype, values.scalar_type(), heads, heads};
+}
+
+inline Sizes check_edge_softmax_backward(const Tensor& rowptr, const OptionalTensor& perm,
+                                         const Tensor& p, const Tensor& grad) {
+  const Sizes s = check_edge_softmax(rowptr, perm, "p", p);
+  check_dtype("grad", grad, s.type);
+  check_contiguous("grad", grad);
+  check_same_device("grad", grad, rowptr);
+  bool same_shape = grad.dim() == p.dim();
+  for (int64_t d = 0; same_shape && d < p.dim(); ++d) same_shape = grad.size(d) == p.size(d);
+  STD_TORCH_CHECK(same_shape, "grad has shape ", shape_of(grad), ", expected ", shape_of(p));
+  return s;
+}
+
+// A vector of indices with any stride.
+inline void check_index_vector(const char* name, const Tensor& t) {
+  const ScalarType type = t.scalar_type();
+  STD_TORCH_CHECK(type == ScalarType::Int || type == ScalarType::Long, name, " is ", type,
+                  ", expected int32 or int64");
+  STD_TORCH_CHECK(t.dim() == 1, name, " has shape ", shape_of(t), ", expected 1 dimension");
+}
+
+inline void check_coo_inputs(const Tensor& dst, const Tensor& src, int64_t num_dst,
+                             int64_t num_src) {
+  check_index_vector("dst", dst);
+  check_index_vector("src", src);
+  check_same_device("src", src, dst);
+  STD_TORCH_CHECK(dst.size(0) == src.size(0), "dst has ", dst.size(0), " entries, src has ",
+                  src.size(0), ", expected as many");
+  STD_TORCH_CHECK(num_dst >= 0 && num_src >= 0, "got num_dst = ", num_dst, ", num_src = ", num_src,
+                  ", expected 0 or more");
+}
+
+// ---- outputs
+
+// A contiguous tensor on the device of `like`. torch::stable::new_empty would go through the
+// dispatcher, which costs more than the rest of a small call.
+inline Tensor fast_empty(const Tensor& like, std::initializer_list<int64_t> sizes,
+                         ScalarType type) {
+  int32_t device_type, device_index, dtype;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(like.get(), &device_index));
+  switch (type) {
+    case ScalarType::Int:
+      dtype = aoti_torch_dtype_int32();
+      break;
+    case ScalarType::Long:
+      dtype = aoti_torch_dtype_int64();
+      break;
+    case ScalarType::Float:
+      dtype = aoti_torch_dtype_float32();
+      break;
+    case ScalarType::Double:
+      dtype = aoti_torch_dtype_float64();
+      break;
+    case ScalarType::Half:
+      dtype = aoti_torch_dtype_float16();
+      break;
+    case ScalarType::BFloat16:
+      dtype = aoti_torch_dtype_bfloat16();
+      break;
+    default:
+      STD_TORCH_CHECK(false, "no output can be ", type);
+  }
+  int64_t strides[2] = {1, 1};
+  STD_TORCH_CHECK(sizes.size() <= 2, "got ", sizes.size(), " dimensions, expected at most 2");
+  if (sizes.size() == 2) strides[0] = std::max<int64_t>(sizes.begin()[1], 1);
+  AtenTensorHandle handle = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()),
+                                                         sizes.begin(), strides, dtype, device_type,
+                                                         device_index, &handle));
+  return Tensor(handle);
+}
+
+inline const void* data_or_null(const OptionalTensor& t) {
+  return t ? t->const_data_ptr() : nullptr;
+}
+
+}  // namespace gsp

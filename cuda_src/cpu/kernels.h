@@ -1,0 +1,85 @@
+// The CPU kernels' interface: plain pointers in, plain pointers out, no torch. What each operator
+// computes is written in bindings/schema.cpp.
+#pragma once
+
+#include <cstdint>
+
+#include "common/types.h"
+
+namespace gsp::cpu {
+
+// Calls body(i, context) for every i in [0, count), in any order and on any thread.
+using ParallelFor = void (*)(int64_t count, void (*body)(int64_t i, void* context), void* context);
+
+// Adjacency by rows. Indices are int32, or int64 where `wide`. perm may be null: the identity.
+struct Csr {
+  const void* rowptr = nullptr;
+  const void* col = nullptr;
+  const void* perm = nullptr;
+  int64_t rows = 0;
+  int64_t edges = 0;
+  bool wide = false;
+};
+
+// Rows of features (or of args): the columns of a row are adjacent, rows are `stride` elements
+// apart.
+struct Matrix {
+  const void* data = nullptr;
+  int64_t stride = 0;
+};
+
+// The operands of one operator; those that it does not have stay null.
+struct Problem {
+  Csr csr;
+  Dtype dtype = Dtype::kFloat32;
+  int64_t width = 0;             // columns of a row of features, all heads together
+  int64_t heads = 1;             // columns of weight, or of a result per edge
+  const void* weight = nullptr;  // [edges, heads] in row order
+  Matrix x;                      // the features that messages are made of
+  Matrix grad;                   // one row per output row of the forward
+  Matrix out;                    // the forward's output
+  Matrix arg;                    // the forward's arg, index type
+  const void* src_scale = nullptr;
+  const void* dst_scale = nullptr;
+  bool mean = false;
+  bool minimum = false;
+  void* result = nullptr;      // contiguous
+  void* result_arg = nullptr;  // contiguous, index type
+  ParallelFor parallel_for = nullptr;
+};
+
+void spmm(const Problem& problem);
+void spmm_arg(const Problem& problem);
+void spmm_arg_backward(const Problem& problem);
+void spmm_tie_count(const Problem& problem);
+void spmm_tie_backward(const Problem& problem);
+void sddmm(const Problem& problem);  // grad: rows of destinations, x: rows of sources
+void sddmm_arg(const Problem& problem);
+void sddmm_tie(const Problem& problem);
+void edge_softmax(const Problem& problem);           // x: logits
+void edge_softmax_backward(const Problem& problem);  // x: probabilities, grad: their gradient
+
+const char* instruction_set();  // "avx512", "avx2" or "baseline": what the kernels run on here
+
+// A vector of indices, int32 or int64 where `wide`.
+struct Indices {
+  const void* data = nullptr;
+  int64_t size = 0;
+  int64_t stride = 1;
+  bool wide = false;
+};
+
+// First position where dst or src is out of range, or -1, and whether dst never decreases.
+struct CooFacts {
+  int64_t first_bad = -1;
+  bool sorted = true;
+};
+CooFacts check_coo(const Indices& dst, const Indices& src, int64_t num_dst, int64_t num_src,
+                   ParallelFor parallel_for);
+
+// Stable counting sort of keys in [0, n): rowptr [n + 1] and perm [size], of int32, or int64 where
+// wide_result.
+void group(const Indices& key, int64_t n, void* rowptr, void* perm, bool wide_result,
+           ParallelFor parallel_for);
+
+}  // namespace gsp::cpu
