@@ -1,0 +1,233 @@
+"""What the build promises: libraries that fit every Python and torch, and honest facts beside them."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+CUDA_LIBRARY_BUDGET = 25 * 2**20
+SYSTEM_LIBRARIES = re.compile(r"(libstdc\+\+|libm|libgcc_s|libc|libpthread|libdl|librt|ld-linux.*)\.so\.\d+")
+
+
+def _package_file(name: str) -> Path | None:
+    spec = importlib.util.find_spec("gnn_spmm_plugin")
+    assert spec is not None and spec.submodule_search_locations, "the package is not installed"
+    found = [Path(place) / name for place in spec.submodule_search_locations]
+    return next((path for path in found if path.exists()), None)
+
+
+def _output(*command: str | Path) -> str:
+    if shutil.which(str(command[0])) is None:
+        pytest.skip(f"no {command[0]} (binutils)")
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture(params=["_gnn_spmm_cpu.so", "_gnn_spmm_cuda.so"])
+def library(request: pytest.FixtureRequest) -> Path:
+    path = _package_file(request.param)
+    if path is None:
+        assert request.param != "_gnn_spmm_cpu.so", "the CPU library is always built"
+        pytest.skip(f"{request.param} was not built")
+    return path
+
+
+@pytest.fixture
+def build_info() -> dict[str, Any]:
+    path = _package_file("_build_info.json")
+    assert path is not None
+    info = json.loads(path.read_text(encoding="utf-8"))
+    assert isinstance(info, dict)
+    return info
+
+
+def test_undefined_symbols_belong_to_no_python_and_no_cpp_abi_of_torch(library: Path) -> None:
+    names = [line.split()[-1] for line in _output("nm", "-D", "--undefined-only", library).splitlines()]
+    assert names
+    assert [name for name in names if re.match(r"_?Py", name)] == []
+    assert [name for name in names if re.match(r"_ZN?K?(2at|3c10|5torch)", name)] == []
+
+
+def test_needs_torch_and_the_system_only(library: Path) -> None:
+    dynamic = _output("readelf", "-d", library)
+    needed = set(re.findall(r"\(NEEDED\).*\[(.+)\]", dynamic))
+    torch_libraries = {name for name in needed if not SYSTEM_LIBRARIES.fullmatch(name)}
+    expected = {"libtorch_cpu.so"} | ({"libtorch_cuda.so"} if "cuda" in library.name else set())
+    assert torch_libraries == expected
+    assert "RPATH" not in dynamic and "RUNPATH" not in dynamic
+
+
+def test_exports_nothing_of_ours(library: Path) -> None:
+    exported = _output("nm", "-D", "-C", "--defined-only", library)
+    assert [line for line in exported.splitlines() if "gsp" in line or "spmm" in line] == []
+
+
+def test_error_messages_do_not_name_the_folders_of_the_build(library: Path) -> None:
+    content = library.read_bytes()
+    assert str(ROOT).encode() not in content
+    assert b"/torch/include/" not in content
+
+
+def test_cuda_library_keeps_its_size_budget() -> None:
+    path = _package_file("_gnn_spmm_cuda.so")
+    if path is None:
+        pytest.skip("built without CUDA")
+    assert path.stat().st_size < CUDA_LIBRARY_BUDGET
+
+
+def test_build_info_says_what_was_built_or_why_not(build_info: dict[str, Any]) -> None:
+    assert build_info["torch_target"] == "2.10"
+    assert re.match(r"2\.\d+|unknown", build_info["torch_headers"])
+    assert build_info["cxx"] and build_info["machine"] and build_info["build_type"]
+    if build_info["cuda"]:
+        assert re.match(r"\d+\.\d+", build_info["cuda_version"])
+        assert re.fullmatch(r"(\d+[af]?(\+PTX)? ?)+", build_info["cuda_archs"])
+    else:
+        assert build_info["cuda_reason"]
+
+
+def test_wheel_fits_every_python_3() -> None:
+    try:
+        wheel = importlib.metadata.distribution("gnn-spmm-plugin").read_text("WHEEL")
+    except importlib.metadata.PackageNotFoundError:
+        wheel = None
+    if wheel is None:
+        pytest.skip("built in place, not installed from a wheel")
+    assert re.search(r"^Tag: py3-none-linux_\w+$", wheel, re.MULTILINE)
+
+
+# ---- Configuring, without building ----
+
+
+def _configure(tmp_path: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    for tool in ("cmake", "g++"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"no {tool}")
+    ours = ("GSP_CUDA", "GSP_TORCH_INCLUDE", "TORCH_CUDA_ARCH_LIST", "CUDACXX")
+    env = {name: value for name, value in os.environ.items() if name not in ours} | environment
+    python = f"-DPython_EXECUTABLE={sys.executable}"
+    command = ["cmake", "-S", str(ROOT / "cuda_src"), "-B", str(tmp_path), python, *options]
+    return subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+
+
+def _recorded(folder: Path) -> dict[str, Any]:
+    info = json.loads((folder / "_build_info.json").read_text(encoding="utf-8"))
+    assert isinstance(info, dict)
+    return info
+
+
+def _words(text: str) -> str:
+    return " ".join(text.split())  # CMake wraps its messages
+
+
+@pytest.fixture
+def broken_nvcc(tmp_path: Path) -> str:
+    program = tmp_path / "nvcc"
+    program.write_text("#!/bin/sh\nexit 1\n")
+    program.chmod(0o755)
+    return str(program)
+
+
+def test_without_nvcc_only_the_cpu_library_is_built(tmp_path: Path) -> None:
+    done = _configure(tmp_path, "-DGSP_NVCC=")  # empty: the search has been done and found none
+    assert done.returncode == 0, done.stderr
+    assert "building the CPU library ONLY: no nvcc was found" in _words(done.stderr)
+    assert _recorded(tmp_path)["cuda"] is False
+    assert "no nvcc was found" in _recorded(tmp_path)["cuda_reason"]
+
+
+def test_with_a_broken_nvcc_only_the_cpu_library_is_built(tmp_path: Path, broken_nvcc: str) -> None:
+    done = _configure(tmp_path / "build", CUDACXX=broken_nvcc)
+    assert done.returncode == 0, done.stderr
+    assert _recorded(tmp_path / "build")["cuda"] is False
+    assert f"does not work: {broken_nvcc}" in _recorded(tmp_path / "build")["cuda_reason"]
+
+
+def test_cuda_on_insists(tmp_path: Path, broken_nvcc: str) -> None:
+    done = _configure(tmp_path / "none", "-DGSP_NVCC=", GSP_CUDA="ON")
+    assert done.returncode != 0
+    assert "GSP_CUDA=ON, but no nvcc was found" in _words(done.stderr)
+    done = _configure(tmp_path / "broken", "-DGSP_CUDA=ON", CUDACXX=broken_nvcc)
+    assert done.returncode != 0
+    assert "GSP_CUDA=ON, but the nvcc found at build time does not work" in _words(done.stderr)
+
+
+def test_cuda_off_does_not_look(tmp_path: Path) -> None:
+    done = _configure(tmp_path, GSP_CUDA="OFF")
+    assert done.returncode == 0 and "WARNING" not in done.stderr.upper(), done.stderr
+    assert "switched off" in _recorded(tmp_path)["cuda_reason"]
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"GSP_CUDA": "maybe"}, "GSP_CUDA=maybe, want AUTO, ON or OFF"),
+        ({"TORCH_CUDA_ARCH_LIST": "9.0 hopper"}, "TORCH_CUDA_ARCH_LIST: can't read 'hopper'"),
+        ({"GSP_TORCH_INCLUDE": "/nowhere"}, "not the include folder of a torch >= 2.10"),
+    ],
+)
+def test_unreadable_switches_are_named(tmp_path: Path, option: dict[str, str], message: str) -> None:
+    done = _configure(tmp_path, **option)
+    assert done.returncode != 0
+    assert message in _words(done.stderr)
+
+
+# ---- The backend's search for torch ----
+
+
+@pytest.fixture
+def torch_headers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    """The module, looking only into ``tmp_path``."""
+    monkeypatch.syspath_prepend(str(ROOT / "build_backend"))
+    monkeypatch.delenv("GSP_TORCH_INCLUDE", raising=False)
+    module = importlib.import_module("torch_headers")
+    monkeypatch.setattr(module, "_site_folders", lambda: [tmp_path / "first", tmp_path / "second"])
+    return module
+
+
+def _lay_torch(site_folder: Path, version: str) -> Path:
+    stable = site_folder / "torch" / "include" / "torch" / "csrc" / "stable"
+    stable.mkdir(parents=True)
+    (stable / "library.h").touch()
+    (site_folder / "torch" / "version.py").write_text(f"__version__ = '{version}'\n")
+    return site_folder / "torch" / "include"
+
+
+def test_headers_of_an_old_torch_are_passed_over(torch_headers: ModuleType, tmp_path: Path) -> None:
+    assert torch_headers.find() is None
+    _lay_torch(tmp_path / "first", "2.9.1+cpu")
+    assert torch_headers.find() is None
+    include = _lay_torch(tmp_path / "second", "2.10.0+cu128")
+    assert torch_headers.find() == (include, "2.10.0+cu128")
+
+
+def test_headers_of_an_override_win(torch_headers: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _lay_torch(tmp_path / "first", "2.10.0")
+    include = _lay_torch(tmp_path / "elsewhere", "2.13.0")
+    monkeypatch.setenv("GSP_TORCH_INCLUDE", str(include))
+    assert torch_headers.find() == (include, "2.13.0")
+
+
+def test_backend_asks_for_torch_only_where_there_is_none(
+    torch_headers: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("scikit_build_core")
+    monkeypatch.chdir(ROOT)
+    backend = importlib.import_module("backend")
+    for hook in (backend.get_requires_for_build_wheel, backend.get_requires_for_build_editable):
+        assert "torch>=2.10" in hook()
+    _lay_torch(tmp_path / "first", "2.13.0")
+    for hook in (backend.get_requires_for_build_wheel, backend.get_requires_for_build_editable):
+        assert not any("torch" in requirement for requirement in hook())
