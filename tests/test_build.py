@@ -231,3 +231,28 @@ def test_backend_asks_for_torch_only_where_there_is_none(
     _lay_torch(tmp_path / "first", "2.13.0")
     for hook in (backend.get_requires_for_build_wheel, backend.get_requires_for_build_editable):
         assert not any("torch" in requirement for requirement in hook())
+
+
+# ---- CI's reader of ptxas reports ----
+
+PTXAS_REPORT = """\
+ptxas info    : Compiling entry function '_Z3arrPfi' for 'sm_80'
+ptxas info    : Function properties for _Z3arrPfi
+    256 bytes stack frame, 4 bytes spill stores, 8 bytes spill loads
+ptxas info    : Used 31 registers, used 0 barriers, 364 bytes cmem[0]
+ptxas info    : Compiling entry function '_Z2okPf' for 'sm_90'
+ptxas info    : Function properties for _Z2okPf
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 8 registers, used 0 barriers, 360 bytes cmem[0]
+"""
+
+
+@pytest.mark.parametrize(("skip", "status"), [(0, 1), (4, 0), (8, 1)], ids=["spill", "none", "empty"])
+def test_ptxas_report_fails_on_local_memory(skip: int, status: int, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("\n".join(PTXAS_REPORT.splitlines()[skip:]))
+    script = ROOT / ".ci" / "check_ptxas.py"
+    done = subprocess.run([sys.executable, script, log], capture_output=True, text=True, check=False)
+    assert done.returncode == status, done.stderr
+    if skip == 0:
+        assert "268 B local" in done.stdout and "8 registers" in done.stdout

@@ -3,7 +3,7 @@
 //
 // HOW TO USE IT
 //   #include "cuda_emu.h"
-//   #include "cuda/some_kernel.cuh"      // device code only: no torch, no <<<>>>, no inline PTX
+//   #include "cuda/some_kernel.cuh"      // no torch, no <<<>>>, no inline PTX
 //   emu::launch(some_kernel<float>, dim3(grid), dim3(block), arg, arg);
 //   emu::launch(some_kernel<float>, dim3(grid), dim3(block), emu::SharedBytes{n}, arg, arg);
 // Compile with -I tests/emu -I tests/emu/include (stand-ins for <cuda_runtime.h>, <cuda_fp16.h>,
@@ -587,6 +587,18 @@ GSP_EMU_REDUCE(__reduce_xor_sync, unsigned, a ^ b)
 inline void __threadfence() {}
 inline void __threadfence_block() {}
 [[noreturn]] inline void __trap() { emu::die("__trap()"); }
+
+// ---- Runtime: as much as launchers use. A launch has ended when it returns, and its mistakes end
+// the process -----
+
+using cudaStream_t = struct CUstream_st*;
+enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1 };
+inline cudaError_t cudaGetLastError() { return cudaSuccess; }
+inline const char* cudaGetErrorString(cudaError_t) { return "an error"; }
+inline cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t = nullptr) {
+  std::memset(to, value, bytes);
+  return cudaSuccess;
+}
 
 // ---- Memory: a fiber is never interrupted, so a plain read-modify-write is atomic
 // --------------------------
