@@ -1,0 +1,98 @@
+// Softmax over the edges into each row, and its gradient. A warp has a row; a long row is swept by the whole block.
+// Heads lie side by side in memory and are taken one after the other; what one head's pass loads serves the next from L1.
+#pragma once
+
+#include "cuda/vec.cuh"
+
+namespace gsp::cuda {
+
+template <typename T, typename Index>
+struct SoftmaxArgs {
+  const Index* rowptr;
+  const Index* perm;
+  const T* in;    // [edges, heads], caller's order: logits, or p
+  const T* grad;  // of p
+  T* out;
+  int64_t rows;
+  int heads;
+  int long_row;
+};
+
+// Folds `v` over the threads of one row, in a fixed order; every one of them gets the result.
+template <typename Acc, typename Fold>
+__device__ __forceinline__ Acc fold_row(Acc v, Fold fold, bool whole_block, Acc* shared) {
+  for (int d = 16; d > 0; d >>= 1) v = fold(v, __shfl_xor_sync(kFullMask, v, d));
+  if (!whole_block) return v;
+  __syncthreads();  // shared may still be read by the fold before
+  if ((threadIdx.x & 31) == 0) shared[threadIdx.x >> 5] = v;
+  __syncthreads();
+  v = shared[0];
+  for (int w = 1; w < kWarps; ++w) v = fold(v, shared[w]);
+  return v;
+}
+
+template <typename T, typename Index, bool kBackward>
+__device__ __forceinline__ void softmax_row(const SoftmaxArgs<T, Index>& a, int64_t begin, int64_t end, bool whole_block,
+                                            acc_t<T>* shared) {
+  using Acc = acc_t<T>;
+  const int64_t first = begin + (whole_block ? int(threadIdx.x) : int(threadIdx.x) & 31);
+  const int step = whole_block ? kThreads : 32;
+  const auto at = [&](int64_t j, int h) {
+    return int64_t(a.perm == nullptr ? Index(j) : a.perm[j]) * a.heads + h;
+  };
+  const auto add = [](Acc x, Acc y) { return x + y; };
+  for (int h = 0; h < a.heads; ++h) {
+    if constexpr (kBackward) {
+      Acc dot = 0;
+      for (int64_t j = first; j < end; j += step) dot += widen<T>(a.in[at(j, h)]) * widen<T>(a.grad[at(j, h)]);
+      dot = fold_row(dot, add, whole_block, shared);
+      for (int64_t j = first; j < end; j += step) {
+        const int64_t k = at(j, h);
+        a.out[k] = narrow<T>(widen<T>(a.in[k]) * (widen<T>(a.grad[k]) - dot));
+      }
+    } else {
+      Acc top = -INFINITY;
+      for (int64_t j = first; j < end; j += step) {
+        const Acc v = widen<T>(a.in[at(j, h)]);
+        top = v > top || v != v ? v : top;
+      }
+      top = fold_row(top, [](Acc x, Acc y) { return y > x || y != y ? y : x; }, whole_block, shared);
+      Acc sum = 0;
+      for (int64_t j = first; j < end; j += step) sum += exp(widen<T>(a.in[at(j, h)]) - top);
+      sum = fold_row(sum, add, whole_block, shared);
+      for (int64_t j = first; j < end; j += step) {
+        const int64_t k = at(j, h);
+        a.out[k] = narrow<T>(exp(widen<T>(a.in[k]) - top) / sum);
+      }
+    }
+  }
+}
+
+template <typename T, typename Index, bool kBackward>
+__global__ void __launch_bounds__(kThreads) edge_softmax(SoftmaxArgs<T, Index> a) {
+  __shared__ acc_t<T> shared[kWarps];
+  const int64_t base = int64_t(blockIdx.x) * kWarps;
+  const int64_t mine = base + (threadIdx.x >> 5);
+  if (mine < a.rows && int64_t(a.rowptr[mine + 1]) - a.rowptr[mine] <= a.long_row) {
+    softmax_row<T, Index, kBackward>(a, a.rowptr[mine], a.rowptr[mine + 1], false, shared);
+  }
+  for (int64_t row = base; row < base + kWarps && row < a.rows; ++row) {
+    const int64_t begin = a.rowptr[row], end = a.rowptr[row + 1];
+    if (end - begin > a.long_row) softmax_row<T, Index, kBackward>(a, begin, end, true, shared);
+  }
+}
+
+// Flags of an edge list: the first edge out of range, and whether dst never decreases. out starts as all ones.
+template <typename Index>
+__global__ void __launch_bounds__(kThreads) check_coo(const Index* dst, const Index* src, int64_t dst_stride,
+                                                      int64_t src_stride, int64_t edges, int64_t num_dst,
+                                                      int64_t num_src, unsigned long long* out) {
+  const int64_t step = int64_t(gridDim.x) * kThreads;
+  for (int64_t j = int64_t(blockIdx.x) * kThreads + threadIdx.x; j < edges; j += step) {
+    const int64_t d = dst[j * dst_stride], s = src[j * src_stride];
+    if (d < 0 || d >= num_dst || s < 0 || s >= num_src) atomicMin(&out[0], static_cast<unsigned long long>(j));
+    if (j > 0 && int64_t(dst[(j - 1) * dst_stride]) > d) out[1] = 0;
+  }
+}
+
+}  // namespace gsp::cuda

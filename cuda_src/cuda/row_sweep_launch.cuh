@@ -1,0 +1,143 @@
+// Chooses the instantiation and the geometry of a row sweep. Included by one .cu file per feature dtype.
+#pragma once
+
+#include "cuda/launch.h"
+#include "cuda/row_sweep.cuh"
+
+namespace gsp::cuda {
+
+inline int log2_ceil(int64_t v) {
+  int log = 0;
+  while ((int64_t(1) << log) < v) ++log;
+  return log;
+}
+
+inline bool aligned(const void* p, int64_t stride, int64_t elements, int64_t element_size) {
+  const int64_t bytes = elements * element_size;
+  return reinterpret_cast<uintptr_t>(p) % bytes == 0 && stride * element_size % bytes == 0;
+}
+
+// Whether `vec` elements can be moved at once everywhere.
+inline bool can_move(const RowSweep& p, int vec, int64_t size) {
+  return p.width % vec == 0 && (p.heads <= 1 || p.width / p.heads % vec == 0) && aligned(p.x, p.x_stride, vec, size) &&
+         aligned(p.other, p.other_stride, vec, size) && aligned(p.own, p.own_stride, vec, size) &&
+         aligned(p.out, p.width, vec, size);
+}
+
+template <typename T, typename Index>
+SweepArgs<T, Index> typed(const RowSweep& p) {
+  SweepArgs<T, Index> a{};
+  a.rowptr = static_cast<const Index*>(p.rowptr);
+  a.col = static_cast<const Index*>(p.col);
+  a.perm = static_cast<const Index*>(p.perm);
+  a.weight = static_cast<const T*>(p.weight);
+  a.x = static_cast<const T*>(p.x);
+  a.other = static_cast<const T*>(p.other);
+  a.own = static_cast<const T*>(p.own);
+  a.arg = static_cast<const Index*>(p.arg);
+  a.src_scale = static_cast<const acc_t<T>*>(p.src_scale);
+  a.dst_scale = static_cast<const acc_t<T>*>(p.dst_scale);
+  a.out = static_cast<T*>(p.out);
+  a.out_wide = static_cast<acc_t<T>*>(p.out_wide);
+  a.out_arg = static_cast<Index*>(p.out_arg);
+  a.x_stride = p.x_stride;
+  a.other_stride = p.other_stride;
+  a.own_stride = p.own_stride;
+  a.rows = p.rows;
+  a.width = p.width;
+  a.heads = p.heads > 0 ? p.heads : 1;
+  a.head_width = p.width / a.heads;
+  a.mean = p.mean;
+  a.long_row = p.long_row;
+  a.chunk = p.chunk;
+  a.items = static_cast<const int4*>(p.items);
+  a.num_items = p.num_items;
+  a.num_merges = p.num_merges;
+  a.scratch = static_cast<acc_t<T>*>(p.scratch);
+  a.scratch_arg = static_cast<Index*>(p.scratch_arg);
+  return a;
+}
+
+template <template <typename, typename, int, int> class Op, typename T, typename Index, int kVec, int kFold>
+cudaError_t launch(const RowSweep& p, cudaStream_t stream) {
+  auto a = typed<T, Index>(p);
+  const int64_t vectors = (p.width + kVec - 1) / kVec;
+  const int64_t per_fold = (vectors + kFold - 1) / kFold;
+  a.log_lanes = log2_ceil(per_fold < 32 ? per_fold : 32);
+  // Several groups share a row where rows are long enough to keep each of them busy for two rounds of gathers.
+  const int64_t mean_degree = p.rows > 0 ? p.edges / p.rows : 0;
+  a.log_parallel = 0;
+  while (a.log_lanes + a.log_parallel < 5 && mean_degree >= (int64_t(16) << a.log_parallel)) ++a.log_parallel;
+  const int64_t groups = kThreads >> (a.log_lanes + a.log_parallel);
+  const int64_t per_tile = int64_t(kVec) * kFold << a.log_lanes;
+  const dim3 grid(unsigned((p.rows + groups - 1) / groups + p.num_items), unsigned((p.width + per_tile - 1) / per_tile));
+  row_sweep<Op<T, Index, kVec, kFold>><<<grid, kThreads, 0, stream>>>(a);
+  if (p.num_merges > 0) {
+    const int64_t columns = int64_t(kThreads) * kVec;
+    const dim3 merge_grid(unsigned(p.num_merges), unsigned((p.width + columns - 1) / columns));
+    merge_chunks<Op<T, Index, kVec, 1>><<<merge_grid, kThreads, 0, stream>>>(a);
+  }
+  return cudaGetLastError();
+}
+
+template <template <typename, typename, int, int> class Op, typename T, bool kCanFold>
+cudaError_t choose(const RowSweep& p, cudaStream_t stream) {
+  constexpr int kWide = 16 / sizeof(T);
+  if (p.wide_index) return launch<Op, T, int64_t, 1, 1>(p, stream);
+  if (can_move(p, kWide, sizeof(T))) {
+    if (kCanFold && p.width > 32 * kWide) return launch<Op, T, int, kWide, kCanFold ? 2 : 1>(p, stream);
+    return launch<Op, T, int, kWide, 1>(p, stream);
+  }
+  if constexpr (kCanFold && sizeof(T) <= 4) {
+    if (can_move(p, 2, sizeof(T))) {
+      if (p.width > 64) return launch<Op, T, int, 2, 2>(p, stream);
+      return launch<Op, T, int, 2, 1>(p, stream);
+    }
+  }
+  if (kCanFold && p.width > 32) return launch<Op, T, int, 1, kCanFold ? 2 : 1>(p, stream);
+  return launch<Op, T, int, 1, 1>(p, stream);
+}
+
+template <typename T, typename I, int V, int F>
+using PlainSum = SumOp<T, I, V, F, Weighting::kNone>;
+template <typename T, typename I, int V, int F>
+using ScalarSum = SumOp<T, I, V, F, Weighting::kScalar>;
+template <typename T, typename I, int V, int F>
+using HeadSum = SumOp<T, I, V, F, Weighting::kHeads>;
+template <typename T, typename I, int V, int F>
+using MaxOp = ExtremumOp<T, I, V, F, Reduce::kMax>;
+template <typename T, typename I, int V, int F>
+using MinOp = ExtremumOp<T, I, V, F, Reduce::kMin>;
+
+template <typename T>
+cudaError_t sum_of(const RowSweep& p, cudaStream_t stream) {
+  if (p.weight == nullptr) return choose<PlainSum, T, true>(p, stream);
+  if (p.heads <= 1) return choose<ScalarSum, T, true>(p, stream);
+  return choose<HeadSum, T, true>(p, stream);
+}
+
+template <typename T>
+cudaError_t extremum_of(RowOp op, const RowSweep& p, cudaStream_t stream) {
+  switch (op) {
+    case RowOp::kMax:
+      return choose<MaxOp, T, false>(p, stream);
+    case RowOp::kMin:
+      return choose<MinOp, T, false>(p, stream);
+    case RowOp::kArgBackward:
+      return choose<ArgBackwardOp, T, false>(p, stream);
+    case RowOp::kTieCount:
+      return choose<TieCountOp, T, false>(p, stream);
+    case RowOp::kTieBackward:
+      return choose<TieBackwardOp, T, false>(p, stream);
+    default:
+      return cudaErrorInvalidValue;
+  }
+}
+
+// Each in a file of its own, for the sake of build time.
+#define GSP_FOR_EACH_DTYPE(MACRO) MACRO(float) MACRO(double) MACRO(__half) MACRO(__nv_bfloat16)
+#define GSP_DECLARE(T)                                                           \
+  extern template cudaError_t sum_of<T>(const RowSweep&, cudaStream_t);          \
+  extern template cudaError_t extremum_of<T>(RowOp, const RowSweep&, cudaStream_t);
+
+}  // namespace gsp::cuda

@@ -1,0 +1,69 @@
+// Elements of the feature dtypes: vector loads, conversion to the accumulation type and back, rounding.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/device.cuh"
+
+namespace gsp::cuda {
+
+template <typename T>
+struct Accumulate {
+  using type = float;
+};
+template <>
+struct Accumulate<double> {
+  using type = double;
+};
+template <typename T>
+using acc_t = typename Accumulate<T>::type;
+
+template <typename T>
+__device__ __forceinline__ acc_t<T> widen(T v) {
+  return static_cast<acc_t<T>>(v);
+}
+template <>
+__device__ __forceinline__ float widen(__half v) {
+  return __half2float(v);
+}
+template <>
+__device__ __forceinline__ float widen(__nv_bfloat16 v) {
+  return __bfloat162float(v);
+}
+
+template <typename T>
+__device__ __forceinline__ T narrow(acc_t<T> v) {
+  return static_cast<T>(v);
+}
+template <>
+__device__ __forceinline__ __half narrow(float v) {
+  return __float2half_rn(v);
+}
+template <>
+__device__ __forceinline__ __nv_bfloat16 narrow(float v) {
+  return __float2bfloat16_rn(v);
+}
+
+// The value that a message has once it is stored as T: maxima and ties are decided on these.
+template <typename T>
+__device__ __forceinline__ acc_t<T> round_to(acc_t<T> v) {
+  return widen<T>(narrow<T>(v));
+}
+
+// kVec adjacent elements, moved in one access where kVec * sizeof(T) is 16, 8, 4 or 2 bytes.
+template <typename T, int kVec>
+struct alignas(sizeof(T) * kVec) Vec {
+  T v[kVec];
+};
+
+template <typename T, int kVec>
+__device__ __forceinline__ Vec<T, kVec> load(const T* p) {
+  return *reinterpret_cast<const Vec<T, kVec>*>(p);
+}
+
+template <typename T, int kVec>
+__device__ __forceinline__ void store(T* p, const Vec<T, kVec>& v) {
+  *reinterpret_cast<Vec<T, kVec>*>(p) = v;
+}
+
+}  // namespace gsp::cuda
