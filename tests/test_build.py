@@ -108,6 +108,20 @@ def test_wheel_fits_every_python_3() -> None:
     assert re.search(r"^Tag: py3-none-linux_\w+$", wheel, re.MULTILINE)
 
 
+def test_version_is_the_same_wherever_it_is_written() -> None:
+    written = {
+        "pyproject.toml": r'^version = "(.+)"$',
+        "CITATION.cff": r"^version: (.+)$",
+        "gnn_spmm_plugin/__init__.py": r'^__version__ = "(.+)"$',
+    }
+    found = {}
+    for name, pattern in written.items():
+        match = re.search(pattern, (ROOT / name).read_text(encoding="utf-8"), re.MULTILINE)
+        assert match is not None, name
+        found[name] = match[1]
+    assert len(set(found.values())) == 1, found
+
+
 # ---- Configuring, without building ----
 
 
