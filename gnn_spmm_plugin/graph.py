@@ -110,14 +110,26 @@ class Csr:
         return [t for t in (self.rowptr, self.col, self.perm) if t is not None]
 
 
+class Derived:
+    """What was computed from a graph's structure and is kept for as long as it lives, as attributes.
+
+    Not a dict: torch.compile remembers the keys of a dict from its first look.
+    """
+
+    def get(self, name: str) -> Any:
+        """The attribute called `name`, or None."""
+        return getattr(self, name, None)
+
+
 class Core:
     """What a `Graph` and its transpose share. It holds no `Graph`, so reference counting frees it."""
 
-    __slots__ = ("__weakref__", "csr", "device", "lock", "num_edges", "transpose")
+    __slots__ = ("__weakref__", "csr", "derived", "device", "lock", "num_edges", "transpose")
 
     def __init__(self, csr: Csr) -> None:
         self.csr = csr
         self.transpose: Csr | None = None
+        self.derived = Derived()
         self.num_edges = csr.col.shape[0]
         self.device = csr.col.device
         self.lock = threading.Lock()
@@ -229,6 +241,10 @@ class Graph:
     """
 
     __slots__ = ("__weakref__", "_core", "_flipped", "_transposed", "_weight")
+    _core: Core
+    _flipped: bool
+    _transposed: weakref.ref[Graph] | None
+    _weight: Tensor | None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise TypeError("make a Graph with Graph.from_edge_index, from_csr, from_torch_sparse, from_scipy, ...")

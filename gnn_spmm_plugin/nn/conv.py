@@ -1,0 +1,256 @@
+"""`SpMMConv`: message passing whose messages are never written, for this package's layers and for a user's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._config import counters
+from ..cache import graph_of
+from ..functional import TIES, spmm
+from ..functional_edge_index import spmm_edge_index
+from ..graph import Csr, Graph
+from ..normalize import Normalized
+from ..plan import POLICIES
+from .aggregation import fused_reduction
+from .host import HAS_PYG, MessagePassing
+
+#: Where PyG keeps its message-passing hooks; a hook must see messages, so there must be some.
+_HOOKS = tuple(
+    f"_{where}_forward_{when}"
+    for where in ("propagate", "message", "aggregate", "message_and_aggregate")
+    for when in ("pre_hooks", "hooks")
+)
+_OVERRIDABLE = ("message", "aggregate", "update", "message_and_aggregate")
+_SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
+
+# PyG's own propagate. When somebody makes an object of MessagePassing itself, PyG replaces it, and keeps this one.
+_host_propagate: Any = getattr(MessagePassing, "_orig_propagate", getattr(MessagePassing, "propagate", None))
+
+
+class SpMMConv(MessagePassing):
+    """Base class of layers that aggregate the features of neighbours, weighted or not, in one kernel.
+
+    Where PyG is installed it is a `torch_geometric.nn.MessagePassing`, to be used in the same way::
+
+        class MyConv(gsp.nn.SpMMConv):
+            def __init__(self, in_channels, out_channels):
+                super().__init__(aggr="mean")
+                self.lin = torch.nn.Linear(in_channels, out_channels)
+
+            def forward(self, x, edge_index, edge_weight=None):
+                return self.propagate(edge_index, x=self.lin(x), edge_weight=edge_weight)
+
+    The message is fixed: the features of the source node, times the edge weight. A subclass that overrides `message`,
+    `aggregate` or `update`, an aggregation that is no kernel, message-passing hooks and explainers take PyG's own
+    path, with the same result; ``gsp.stats()["fallbacks"]`` counts them.
+
+    Args:
+        aggr: ``"sum"`` (or ``"add"``), ``"mean"``, ``"max"``, ``"min"``, an `SpMMAggregation`, a list of these (results
+            are concatenated), or, with PyG, any other aggregation.
+        tie: for max and min, who gets the gradient where several neighbours attain the extremum: ``"first"`` or
+            ``"split"``.
+        policy: how a kernel is chosen, see `gnn_spmm_plugin.plan`.
+        **kwargs: as PyG's `MessagePassing`: flow, node_dim, aggr_kwargs, decomposed_layers.
+
+    Raises:
+        ValueError: an argument is none of its choices.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        # PyG replaces an inherited `propagate` on the class, at the first object and again whenever one is copied or
+        # loaded; it leaves alone what is in the class's own __dict__.
+        if "propagate" not in cls.__dict__:
+            setattr(cls, "propagate", cls.propagate)  # noqa: B010 (mypy: a method)
+
+    def __init__(self, aggr: Any = "sum", *, tie: str = "first", policy: str = "auto", **kwargs: Any) -> None:
+        for name, value, choices in (("tie", tie, TIES), ("policy", policy, POLICIES)):
+            if value not in choices:
+                raise ValueError(f"{name} must be one of {', '.join(choices)}; got {value!r}")
+        super().__init__(aggr, **kwargs)
+        self.tie, self.policy = tie, policy
+        many = isinstance(aggr, (list, tuple))
+        fused = [fused_reduction(a, tie) for a in (aggr if many else [aggr])]
+        self._fused: list[tuple[str, str]] | None = None
+        overridden = [n for n in _OVERRIDABLE if getattr(type(self), n, None) is not getattr(SpMMConv, n, None)]
+        if all(f is not None for f in fused) and not kwargs.get("aggr_kwargs") and not overridden:
+            self._fused = [f for f in fused if f is not None]
+        elif not HAS_PYG:
+            raise ValueError(
+                f"{type(self).__name__} needs torch_geometric, because it overrides {', '.join(overridden)}; "
+                "install it, or leave the message to SpMMConv"
+            )
+
+    def message(self, x_j: Tensor, edge_weight: Tensor | None) -> Tensor:
+        """The message along each edge; only PyG's own path asks for it."""
+        return x_j if edge_weight is None else edge_weight.view(-1, 1) * x_j
+
+    def propagate(
+        self,
+        edge_index: Any,
+        size: tuple[int | None, int | None] | None = None,
+        *,
+        x: Any,
+        edge_weight: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """Aggregates ``edge_weight * x[source]`` into each destination.
+
+        Args:
+            edge_index: a `Graph`, ``[2, E]`` int32 or int64, or a sparse matrix whose rows are destinations. A `Graph`
+                knows its direction, so `flow` says nothing about it; weights that it or a matrix carries are used.
+            size: ``(number of nodes of edge_index[0], of edge_index[1])`` where the features do not say it.
+            x: ``[N, F]``, or for a bipartite graph the pair (source features, destination features or None).
+            edge_weight: ``[E]``, or None.
+            **kwargs: further arguments, for a subclass with a message of its own.
+
+        Returns:
+            ``[number of destinations, F]``.
+
+        Raises:
+            IndexError: an index is out of range.
+            TypeError, ValueError: arguments that do not fit; the message says how.
+        """
+        if self._fused is None or not self._may_fuse():
+            return self._propagate_unfused(edge_index, size, x=x, edge_weight=edge_weight, **kwargs)
+        if not isinstance(edge_index, Graph):
+            edge_index = self._adjacency(edge_index)
+        pair = isinstance(x, (tuple, list))
+        x_j, x_i = x if pair else (x, None)
+        if not isinstance(x_j, Tensor):
+            raise TypeError(
+                f"{type(self).__name__}: the source features must be a torch.Tensor, got {type(x_j).__name__}"
+            )
+        move = x_j.dim() != 2 or self.node_dim not in (-2, 0)
+        features = x_j.movedim(self.node_dim, 0) if move else x_j
+        if edge_weight is not None and edge_weight.dim() == 2 and edge_weight.shape[1] == 1:
+            edge_weight = edge_weight.squeeze(1)
+        if isinstance(edge_index, Graph):
+            if isinstance(x_i, Tensor) and x_i.shape[self.node_dim] != edge_index.num_dst:
+                raise ValueError(
+                    f"{type(self).__name__}: the graph has {edge_index.num_dst} destination nodes, but their features "
+                    f"{x_i.shape[self.node_dim]} rows"
+                )
+            outs = [self._aggregate(edge_index, features, edge_weight, *f) for f in self._fused]
+        else:
+            i, j = (1, 0) if self.flow == "source_to_target" else (0, 1)
+            # A pair is (nodes of edge_index[0], nodes of edge_index[1]), one tensor the sources: as PyG has it.
+            num: list[int | None] = [None, None] if size is None else list(size)
+            _set_size(num, 0 if pair else j, features.shape[0])
+            if isinstance(x_i, Tensor):
+                _set_size(num, 1, x_i.shape[self.node_dim])
+            given = num[i]
+            num_dst = features.shape[0] if given is None else given
+            outs = [self._aggregate_plain(edge_index, features, edge_weight, num_dst, *f) for f in self._fused]
+        out = outs[0] if len(outs) == 1 else torch.cat(outs, -1)
+        return out.movedim(0, self.node_dim).contiguous() if move else out
+
+    def _may_fuse(self) -> bool:
+        if torch.compiler.is_compiling():  # PyG runs no hooks there either
+            return True
+        return not self.explain and not any(getattr(self, name, None) for name in _HOOKS)
+
+    def _aggregate(self, graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, tie: str) -> Tensor:
+        out = spmm(graph, x, weight, reduce, tie=tie, policy=self.policy)
+        assert isinstance(out, Tensor)
+        return out
+
+    def _aggregate_plain(
+        self, edge_index: Tensor, x: Tensor, weight: Tensor | None, num_dst: int, reduce: str, tie: str
+    ) -> Tensor:
+        num_src = x.shape[0]
+        reverse = self.flow == "target_to_source"
+        if torch.compiler.is_compiling():
+            out = spmm_edge_index(
+                x.flatten(1),
+                edge_index,
+                weight,
+                num_src,
+                num_dst,
+                reverse=reverse,
+                reduce=reduce,
+                tie=tie,
+                policy=self.policy,
+            )
+            return out.view(num_dst, *x.shape[1:])
+        return self._aggregate(self._find(edge_index, num_src, num_dst), x, weight, reduce, tie)
+
+    def _find(self, edge_index: Tensor, num_src: int, num_dst: int) -> Graph:
+        reverse = self.flow == "target_to_source"
+        return graph_of(edge_index[int(not reverse)], edge_index[int(reverse)], num_dst, num_src)
+
+    def _adjacency(self, adjacency: Any, keep_values: bool = True) -> Any:
+        """A sparse matrix as a `Graph`; an ``edge_index`` as a plain tensor, with its shape and dtype checked."""
+        if hasattr(adjacency, "as_tensor"):  # PyG's EdgeIndex
+            adjacency = adjacency.as_tensor()
+        sparse = isinstance(adjacency, Tensor) and adjacency.layout in _SPARSE
+        if sparse or hasattr(adjacency, "sparse_sizes"):
+            if self.flow == "target_to_source":
+                raise ValueError(
+                    'flow="target_to_source" does not go with a sparse matrix (its rows are destinations): transpose it'
+                )
+            if not sparse:
+                graph = Graph.from_sparse_tensor(adjacency)
+                return graph if keep_values else graph.with_weight(None)
+            return _of_sparse(adjacency)
+        if not isinstance(adjacency, Tensor):
+            raise TypeError(
+                f"edge_index must be a gnn_spmm_plugin.Graph, a [2, num_edges] tensor or a sparse matrix, got "
+                f"{type(adjacency).__name__}"
+            )
+        if adjacency.dtype not in (torch.int32, torch.int64):
+            raise TypeError(
+                f"edge_index must have dtype torch.int32 or torch.int64, got {adjacency.dtype}; use .long()"
+            )
+        if adjacency.dim() != 2 or adjacency.shape[0] != 2:
+            raise ValueError(f"edge_index must have shape [2, num_edges], got {list(adjacency.shape)}")
+        return adjacency
+
+    def _propagate_unfused(self, edge_index: Any, size: Any, **kwargs: Any) -> Tensor:
+        """PyG's path: writes the messages, runs hooks, multiplies by an explainer's mask."""
+        counters["fallbacks"] += 1
+        if not isinstance(edge_index, Graph):
+            edge_index = self._adjacency(edge_index)
+        if isinstance(edge_index, Graph):
+            graph = edge_index
+            edge_index, size = graph.edge_index(), (graph.num_src, graph.num_dst)
+            if kwargs.get("edge_weight") is None:
+                kwargs["edge_weight"] = graph.weight
+            if self.flow == "target_to_source":
+                edge_index, size = edge_index.flip(0), size[::-1]
+                if isinstance(kwargs["x"], (tuple, list)):
+                    kwargs["x"] = tuple(kwargs["x"][::-1])
+        out: Tensor = _host_propagate(self, edge_index, size=size, **kwargs)
+        return out
+
+    def _propagate_normalized(self, norm: Normalized, x: Tensor) -> Tensor:
+        """The product of a normalised adjacency with `x` ``[N, F]``."""
+        if norm.scale is None:
+            return self.propagate(norm.graph, x=x, edge_weight=norm.weight)
+        if self._fused is None or not self._may_fuse():
+            return self.propagate(norm.graph, x=x, edge_weight=norm.edge_weight())
+        dim = self.node_dim % x.dim()
+        scale = norm.scale.view(-1, *[1] * (x.dim() - dim - 1))
+        return self.propagate(norm.graph, x=x * scale, edge_weight=norm.weight) * scale
+
+
+def _set_size(size: list[int | None], side: int, rows: int) -> None:
+    if size[side] not in (None, rows):
+        raise ValueError(f"size says {size[side]} nodes on side {side}, but their features have {rows} rows")
+    size[side] = rows
+
+
+def _of_sparse(A: Tensor) -> Graph:
+    """The graph of a sparse matrix, its structure found again by content, with the matrix's values as weights."""
+    num_dst, num_src = A.shape
+    if A.layout == torch.sparse_coo:
+        dst, src = A._indices()
+        return graph_of(dst, src, num_dst, num_src).with_weight(A.values() if A.is_coalesced() else A._values())
+    if A.layout == torch.sparse_csr:
+        csr = Csr(A.crow_indices(), A.col_indices(), None, num_src)
+        return graph_of(csr.rows(), csr.col, num_dst, num_src).with_weight(A.values())
+    csr = Csr(A.ccol_indices(), A.row_indices(), None, num_dst)
+    return graph_of(csr.col, csr.rows(), num_dst, num_src).with_weight(A.values())
