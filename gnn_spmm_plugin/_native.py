@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 NAMESPACE = "gnn_spmm_plugin"
+#: dtypes of features and weights that there are kernels for
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _OPS = (
     "spmm spmm_arg spmm_arg_backward spmm_tie_count spmm_tie_backward sddmm sddmm_arg sddmm_tie "
     "edge_softmax edge_softmax_backward check_coo group"
@@ -88,30 +90,11 @@ def require(device: torch.device) -> None:
     if device.type in ("cpu", "meta"):
         error = cpu_error
     elif device.type == "cuda":
-        error = cuda_error or _driver_error()
+        error = cuda_error
     else:
         error = "there are kernels for cpu and cuda only; move the tensors with .to('cpu') or .to('cuda')"
     if error is not None:
         raise RuntimeError(f"gnn_spmm_plugin has no kernels for {device}: {error}")
-
-
-_driver_ok = False
-
-
-def _driver_error() -> str | None:
-    """A readable reason when the driver is older than the CUDA runtime that the library carries."""
-    global _driver_ok
-    built = str(build_info().get("cuda_version", ""))
-    if _driver_ok or not built or torch.compiler.is_compiling():
-        return None
-    driver = torch._C._cuda_getDriverVersion()  # 12040 for CUDA 12.4
-    if driver // 1000 < int(built.split(".")[0]):
-        return (
-            f"it was built with CUDA {built} but the driver supports CUDA {driver // 1000}.{driver % 1000 // 10} "
-            "at most; update the driver or rebuild with an older toolkit"
-        )
-    _driver_ok = True
-    return None
 
 
 def kernel_calls() -> int:

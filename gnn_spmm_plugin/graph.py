@@ -6,6 +6,7 @@ knows another convention (PyG's ``flow``, DGL's edge direction) converts at the 
 
 from __future__ import annotations
 
+import operator
 import threading
 import weakref
 from typing import Any
@@ -14,9 +15,10 @@ import torch
 from torch import Tensor
 
 from . import _native
-from ._config import counters
+from ._config import counters, verify_always
 
 _INT32_MAX = 2**31 - 1
+_MAX_NODES = 2**48  # what an address can reach; beyond it, sizes in bytes overflow
 _INDEX_DTYPES = (torch.int32, torch.int64)
 
 
@@ -54,8 +56,8 @@ class Csr:
         self.plans: dict[Any, Any] = {}  # the others, by what was asked for
         self.uses = 0  # calls so far, until the default plan is upgraded
         self._inverse_degree: dict[torch.dtype, Tensor] = {}
-        # (weak reference to the caller's weight, its version, the copy in row order)
-        self._weights: tuple[weakref.ref[Tensor], int, Tensor] | None = None
+        # (weak reference to the caller's weight, its version, the copy in row order, one in the caller's to compare)
+        self._weights: tuple[weakref.ref[Tensor], int, Tensor, Tensor | None] | None = None
         self._pinned: list[Tensor] = []  # read by a captured CUDA graph: never freed before the graph
 
     def degree(self) -> Tensor:
@@ -67,7 +69,8 @@ class Csr:
         cached = self._inverse_degree.get(dtype)
         if cached is None:
             cached = self.degree().clamp(min=1).to(dtype).reciprocal()
-            self._inverse_degree[dtype] = cached
+            if not capturing(self.col.device):  # what a capture computes is there only after a replay
+                self._inverse_degree[dtype] = cached
         return cached
 
     def rows(self) -> Tensor:
@@ -79,7 +82,8 @@ class Csr:
         """`weight` ([E] or [E, H], caller's order) in row order.
 
         A constant weight is permuted once and kept until it changes or dies; a weight that needs a gradient
-        changes with every step, so nothing of it is kept.
+        changes with every step, so nothing of it is kept. As for implicit graphs, what is kept is compared on the
+        CPU, where writes through NumPy pass by the version counter, and on CUDA only under ``GSP_LOG=verify``.
         """
         if self.perm is None:
             return weight.contiguous()
@@ -87,16 +91,18 @@ class Csr:
             return weight.index_select(0, self.perm)
         in_capture = capturing(weight.device)
         cacheable = not (weight.requires_grad or weight.is_inference())
+        compare = not weight.is_cuda or (verify_always() and not in_capture)
         if cacheable and self._weights is not None:
-            ref, version, kept = self._weights
-            if ref() is weight and version == weight._version:
+            ref, version, kept, original = self._weights
+            same = ref() is weight and version == weight._version
+            if same and (not compare or (original is not None and torch.equal(original, weight))):
                 if in_capture:
                     self._pinned.append(kept)
                 return kept
         counters["weight_permutes"] += 1
         kept = weight.index_select(0, self.perm)
         if cacheable and not in_capture:  # what a capture allocates belongs to its CUDA graph
-            self._weights = (weakref.ref(weight), weight._version, kept)
+            self._weights = (weakref.ref(weight), weight._version, kept, weight.clone() if compare else None)
         return kept
 
     def in_caller_order(self, per_edge: Tensor) -> Tensor:
@@ -187,6 +193,11 @@ def _transpose(csr: Csr) -> Csr:
         return Csr(rowptr.to(dst.dtype), dst.index_select(0, perm), perm.to(dst.dtype), csr.num_rows)
 
 
+def _own(t: Tensor, dtype: torch.dtype) -> Tensor:
+    """A contiguous copy."""
+    return t.to(dtype, memory_format=torch.contiguous_format, copy=True)
+
+
 def _as_index(t: Any, name: str) -> Tensor:
     if not isinstance(t, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(t).__name__}")
@@ -218,10 +229,33 @@ def _from_coo(dst: Tensor, src: Tensor, num_dst: int, num_src: int) -> Csr:
         ordered = _check_edges(dst, src, num_dst, num_src)
         dtype = _index_dtype(num_dst, num_src, dst.shape[0])
         if ordered:
-            return Csr(_rowptr(dst.contiguous(), num_dst, dtype), src.to(dtype).contiguous(), None, num_src)
+            # A copy always: int32 indices need no conversion, and the caller may write into theirs.
+            return Csr(_rowptr(dst.contiguous(), num_dst, dtype), _own(src, dtype), None, num_src)
         counters["sorts"] += 1
         rowptr, perm = _group(dst, num_dst)
         return Csr(rowptr.to(dtype), src.index_select(0, perm).to(dtype), perm.to(dtype), num_src)
+
+
+class _StoredValues(torch.autograd.Function):
+    """The values of an uncoalesced COO matrix as they are stored, which torch itself hands out without a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, A: Tensor) -> Tensor:
+        ctx.indices, ctx.shape = A._indices(), A.shape
+        return A._values().clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        # A's own backward adds the entries of equal position up, then gives each of them that sum: so divide first.
+        position = ctx.indices[0] * ctx.shape[1] + ctx.indices[1]
+        _, group, count = position.unique(return_inverse=True, return_counts=True)
+        first = torch.zeros_like(count, dtype=grad.dtype).scatter_(0, group, grad)
+        if not torch.equal(first[group], grad):
+            raise RuntimeError(
+                "the gradients of repeated entries of the sparse matrix differ, and torch keeps one for all of them; "
+                "use Graph.from_edge_index(A._indices().flip(0), ...).with_weight(values) with the values themselves"
+            )
+        return torch.sparse_coo_tensor(ctx.indices, grad / count[group], ctx.shape, check_invariants=False)
 
 
 class Graph:
@@ -325,16 +359,17 @@ class Graph:
         rowptr, col = _as_index(rowptr, "rowptr"), _as_index(col, "col")
         if rowptr.dim() != 1 or col.dim() != 1 or rowptr.shape[0] < 1:
             raise ValueError(
-                f"rowptr must have shape [num_dst + 1] and col [num_edges], got {list(rowptr.shape)} and {list(col.shape)}"
+                f"rowptr must have shape [num_dst + 1] and col [num_edges], got {list(rowptr.shape)} and "
+                f"{list(col.shape)}"
             )
         if rowptr.device != col.device:
             raise ValueError(f"rowptr is on {rowptr.device} but col on {col.device}; move both to one device")
         num_dst, num_edges = rowptr.shape[0] - 1, col.shape[0]
         with torch.no_grad():
-            steps = rowptr[1:] - rowptr[:-1]
-            valid = (rowptr[0] == 0) & (rowptr[-1] == num_edges) & (steps >= 0).all()
+            decreases = rowptr[1:] < rowptr[:-1]  # a difference could wrap around
+            valid = (rowptr[0] == 0) & (rowptr[-1] == num_edges) & ~decreases.any()
             if not bool(valid):
-                wrong = (steps < 0).nonzero().flatten()
+                wrong = decreases.nonzero().flatten()
                 where = f"it decreases at row {int(wrong[0])}" if wrong.numel() else "it does not span col"
                 raise ValueError(
                     f"rowptr must start at 0, never decrease and end at len(col) = {num_edges}; got first "
@@ -344,13 +379,10 @@ class Graph:
                 num_src = max(int(col.max()) + 1 if num_edges else 0, num_dst)
             num_src, num_dst = _sizes((num_src, num_dst))
             dtype = _index_dtype(num_src, num_dst, num_edges)
-            csr = Csr(
-                rowptr.to(dtype).contiguous().clone(),
-                col.to(dtype).contiguous().clone(),
-                None,
-                num_src,
-            )
-            _check_edges(csr.rows(), csr.col, num_dst, num_src)
+            own = _own(rowptr, dtype)
+            # The caller's `col`, not the copy: a narrowed id may look legal.
+            _check_edges(Csr(own, col, None, num_src).rows(), col, num_dst, num_src)
+            csr = Csr(own, _own(col, dtype), None, num_src)
         counters["graphs_built"] += 1
         return cls._make(Core(csr))
 
@@ -359,7 +391,8 @@ class Graph:
         """A graph from a 2-D sparse matrix (COO, coalesced or not, CSR or CSC); rows are destinations.
 
         Its values become the graph's weight, one for each stored entry, in stored order; repeated entries
-        stay separate edges. Gradients flow to the values.
+        stay separate edges. Gradients flow to the values. (torch has one gradient for repeated entries of a COO
+        matrix; where theirs differ, as under a maximum, the backward raises a RuntimeError.)
 
         Raises:
             TypeError: `A` is not a sparse COO, CSR or CSC tensor.
@@ -376,10 +409,8 @@ class Graph:
         num_dst, num_src = A.shape
         if A.layout == torch.sparse_coo:
             dst, src = A._indices()
-            graph, values = (
-                cls._from_pair(dst, src, num_dst, num_src),
-                A.values() if A.is_coalesced() else A._values(),
-            )
+            graph = cls._from_pair(dst, src, num_dst, num_src)
+            values = A.values() if A.is_coalesced() else _StoredValues.apply(A)  # type: ignore[no-untyped-call]
         elif A.layout == torch.sparse_csr:
             graph, values = cls.from_csr(A.crow_indices(), A.col_indices(), num_src), A.values()
         else:
@@ -580,20 +611,33 @@ def _unpickle(rowptr: Tensor, col: Tensor, perm: Tensor | None, num_src: int, we
 
 
 def _sizes(num_nodes: int | tuple[int, int]) -> tuple[int, int]:
-    pair = (num_nodes, num_nodes) if isinstance(num_nodes, int) else tuple(num_nodes)
-    if len(pair) != 2 or any(not isinstance(n, int) or isinstance(n, bool) for n in pair):
-        raise ValueError(f"num_nodes must be an int or a pair (num_src, num_dst) of ints, got {num_nodes!r}")
-    if min(pair) < 0:
+    pair = tuple(num_nodes) if isinstance(num_nodes, (tuple, list)) else (num_nodes, num_nodes)
+    try:
+        if len(pair) != 2 or any(isinstance(n, bool) for n in pair):
+            raise TypeError
+        src, dst = (operator.index(n) for n in pair)
+    except TypeError:
+        raise ValueError(f"num_nodes must be an int or a pair (num_src, num_dst) of ints, got {num_nodes!r}") from None
+    if min(src, dst) < 0:
         raise ValueError(f"num_nodes must not be negative, got {num_nodes}")
-    return pair[0], pair[1]
+    if max(src, dst) > _MAX_NODES:
+        raise ValueError(
+            f"num_nodes must be at most 2**48, got {num_nodes} (one more than the largest id, where it was not given)"
+        )
+    return src, dst
 
 
 def check_weight(graph: Graph, weight: Tensor) -> None:
-    """Raises TypeError or ValueError unless `weight` is ``[E]`` or ``[E, H]``, floating point, on the graph's device."""
+    """Raises TypeError or ValueError unless `weight` is ``[E]`` or ``[E, H]``, floating, on the graph's device."""
     if not isinstance(weight, Tensor):
         raise TypeError(f"weight must be a torch.Tensor, got {type(weight).__name__}")
-    if not weight.is_floating_point():
-        raise TypeError(f"weight must be floating point, got {weight.dtype}; convert it with .float()")
+    if weight.dtype not in _native.DTYPES:
+        advice = "use its real and imaginary parts" if weight.is_complex() else "convert it with .float()"
+        raise TypeError(
+            f"weight must be floating point (float32, float64, float16 or bfloat16), got {weight.dtype}; {advice}"
+        )
+    if weight.layout != torch.strided:
+        raise TypeError(f"weight must be a dense tensor, got layout {weight.layout}; convert it with .to_dense()")
     if weight.dim() not in (1, 2) or weight.shape[0] != graph.num_edges:
         raise ValueError(
             f"weight must have shape [num_edges] or [num_edges, heads] with num_edges = {graph.num_edges}, got "

@@ -8,7 +8,7 @@ import torch
 
 from . import _native
 
-DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+DTYPES = _native.DTYPES
 REDUCES = ("sum", "mean", "max", "min")
 
 

@@ -78,8 +78,8 @@ class Plan:
         if self.features is not None:
             f = self.features
             lines.append(
-                f"  features  mean degree {f.mean_degree:.1f}  degree_cv {f.degree_cv:.2f}  longest row {f.max_degree:,}"
-                f"  empty rows {f.empty_rows:,}"
+                f"  features  mean degree {f.mean_degree:.1f}  degree_cv {f.degree_cv:.2f}  "
+                f"longest row {f.max_degree:,}  empty rows {f.empty_rows:,}"
             )
         lines += [f"  {reason}" for reason in self.reasons]
         lines.append(f"  built     in {self.build_seconds * 1e3:.2f} ms, {self.nbytes():,} bytes")
