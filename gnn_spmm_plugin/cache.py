@@ -3,11 +3,12 @@
 A model is called with the same ``edge_index`` step after step. `graph_of` gives the `Graph` made from it the first
 time, without keeping the tensor alive. Addresses are never compared: freed memory is reused.
 
-Level 1 asks whether this is the same tensor, unchanged: the root of a view, by weak reference, with its version counter and
-the offsets, strides and lengths of the two index vectors. On the CPU, where writes through NumPy pass by the version
-counter, a hit is also compared with the copy that the graph was made from; on CUDA only under ``GSP_LOG=verify``, since
-the answer would have to be waited for. Level 2 asks whether a graph of the same size that was in use lately has the same
-content, by an exact comparison: models that write the same ``edge_index`` anew in every step hit here.
+Level 1 asks whether this is the same tensor, unchanged: the root of a view, by weak reference, with its version counter
+and the offsets, strides and lengths of the two index vectors. On the CPU, where writes through NumPy pass by the
+version counter, a hit is also compared with the copy that the graph was made from; on CUDA only under
+``GSP_LOG=verify``, since the answer would have to be waited for. Level 2 asks whether a graph of the same size that was
+in use lately has the same content, by an exact comparison: models that write the same ``edge_index`` anew in every step
+hit here.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ._config import counters, log, verify_always
-from .graph import Graph, capturing
+from .graph import Graph, _as_index, capturing
 
-#: Level 2 holds at most this many graphs whose index tensors are gone or changed ...
+#: At most this many graphs are kept whose index tensors are gone or changed; as many are compared by content.
 MAX_GRAPHS = 8
-#: ... and at most this share of a GPU's memory, or this many bytes on the CPU.
+#: All graphs together take at most this share of a GPU's memory, or this many bytes on the CPU.
 MAX_SHARE = 1 / 16
 MAX_BYTES = 1 << 30
 
@@ -34,22 +35,33 @@ MAX_BYTES = 1 << 30
 class _Entry:
     """A graph and the index vectors it was made from, in the graph's index dtype: a copy, never the caller's."""
 
-    __slots__ = ("__weakref__", "copy", "graph")
+    __slots__ = ("__weakref__", "copy", "graph", "nbytes", "roots", "size")
 
-    def __init__(self, graph: Graph, dst: Tensor, src: Tensor) -> None:
-        self.graph = graph
+    def __init__(self, graph: Graph, dst: Tensor, src: Tensor, size: Any) -> None:
+        self.graph, self.size = graph, size
         dtype = graph.col.dtype
         # Sorted edges are stored as they came.
         kept_src = graph.col if graph.perm is None else src.to(dtype, copy=True)
         self.copy = (dst.to(dtype, copy=True), kept_src)
+        self.roots = 0  # living, unchanged tensors that it is the graph of
+        # The graph twice: the first backward adds its transpose.
+        self.nbytes = 2 * graph.nbytes() + sum(t.numel() * t.element_size() for t in self.copy)
 
     def equals(self, dst: Tensor, src: Tensor) -> bool:
         """Exact comparison; on CUDA one read back."""
         same = (dst == self.copy[0]).all() & (src == self.copy[1]).all()
         return bool(same)
 
-    def nbytes(self) -> int:
-        return self.graph.nbytes() + sum(t.numel() * t.element_size() for t in self.copy)
+
+class _Ref(weakref.ref[Tensor]):
+    """A weak reference that knows, after its tensor died, under which number that was kept."""
+
+    __slots__ = ("number",)
+
+    def __new__(cls, root: Tensor) -> _Ref:
+        self = super().__new__(cls, root, _died)
+        self.number = id(root)
+        return self
 
 
 class _Root:
@@ -57,27 +69,29 @@ class _Root:
 
     __slots__ = ("entries", "ref", "version")
 
-    def __init__(self, ref: weakref.ref[Tensor], version: int) -> None:
-        self.ref, self.version = ref, version
-        self.entries: dict[Any, _Entry] = {}
+    def __init__(self, root: Tensor) -> None:
+        self.ref, self.version = _Ref(root), root._version
+        self.entries: dict[Any, weakref.ref[_Entry]] = {}
 
 
-_lock = threading.RLock()
+_lock = threading.Lock()  # around everything below
 _roots: dict[int, _Root] = {}
-_recent: OrderedDict[int, tuple[Any, _Entry]] = OrderedDict()
+_entries: OrderedDict[int, _Entry] = OrderedDict()  # all that is kept, least recently used first
+_bytes: dict[torch.device, int] = {}
 _pinned: dict[int, _Entry] = {}  # read by a captured CUDA graph
+_dead: deque[_Ref] = deque()  # roots that died, still to be forgotten
 
 
 def _after_fork() -> None:
     global _lock
-    _lock = threading.RLock()
+    _lock = threading.Lock()
 
 
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _place(t: Tensor) -> tuple[int, int, int]:
-    return t.storage_offset(), t.stride(0), t.shape[0]
+def _place(t: Tensor) -> tuple[int, ...]:
+    return int(t.storage_offset()), t.stride(0), t.shape[0]
 
 
 def _identity(dst: Tensor, src: Tensor) -> tuple[Tensor, Any] | None:
@@ -93,39 +107,38 @@ def graph_of(dst: Tensor, src: Tensor, num_dst: int, num_src: int) -> Graph:
     """The graph with an edge ``src[e] -> dst[e]`` for each e, made now or found again.
 
     Args:
-        dst, src: ``[E]`` int32 or int64 on one device, of any stride; rows of one ``edge_index`` are found by identity.
-        num_dst, num_src: numbers of nodes.
+        dst: ``[E]`` int32 or int64 destinations, of any stride.
+        src: ``[E]`` sources, on the same device; found by identity where both are rows of one ``edge_index``.
+        num_dst: number of destination nodes.
+        num_src: number of source nodes.
 
     Raises:
-        IndexError, TypeError: as `Graph.from_edge_index`.
+        IndexError, TypeError, ValueError: as `Graph.from_edge_index`.
         RuntimeError: the graph would have to be built during a CUDA graph capture.
     """
     identity = _identity(dst, src)
-    size = (dst.shape[0], num_dst, num_src, dst.device)
+    root = key = entry = None
     if identity is not None:
         root, place = identity
         key = (place, num_dst, num_src)
         with _lock:
-            seen = _roots.get(id(root))
-            entry = None
-            if seen is not None:
-                if seen.ref() is root and seen.version == root._version:
-                    entry = seen.entries.get(key)
-                else:
-                    _drop(id(root))
+            entry = _find(root, key)
         if entry is not None and (_trusted(dst.device) or entry.equals(dst, src)):
             counters["plan_hits"] += 1
+            _forget_dead()
             return _use(entry)
+    dst, src = _as_index(dst, "dst"), _as_index(src, "src")
+    size = (dst.shape, src.shape, num_dst, num_src, dst.device, src.device)
     entry = _lookup_content(size, dst, src)
     if entry is None:
         counters["plan_misses"] += 1
-        entry = _Entry(Graph._from_pair(dst, src, num_dst, num_src), dst, src)
+        entry = _Entry(Graph._from_pair(dst, src, num_dst, num_src), dst, src, size)
     with _lock:
-        if identity is not None:
-            _remember(root, key, entry)
-        _recent[id(entry)] = (size, entry)
-        _recent.move_to_end(id(entry))
-        _evict(dst.device)
+        _keep(entry)
+        if root is not None:
+            _link(root, key, entry)
+        _evict(entry)
+    _forget_dead()
     return _use(entry)
 
 
@@ -140,9 +153,23 @@ def _use(entry: _Entry) -> Graph:
     return entry.graph
 
 
+def _find(root: Tensor, key: Any) -> _Entry | None:
+    seen = _roots.get(id(root))
+    if seen is None:
+        return None
+    if seen.ref() is not root or seen.version != root._version:
+        _drop(id(root))
+        return None
+    ref = seen.entries.get(key)
+    entry = None if ref is None else ref()
+    if entry is not None and id(entry) in _entries:
+        _entries.move_to_end(id(entry))
+    return entry
+
+
 def _lookup_content(size: Any, dst: Tensor, src: Tensor) -> _Entry | None:
     with _lock:
-        candidates = [e for s, e in reversed(_recent.values()) if s == size]
+        candidates = [e for e in reversed(_entries.values()) if e.size == size][:MAX_GRAPHS]
     if not candidates or capturing(dst.device):
         return None
     for entry in candidates:
@@ -153,38 +180,79 @@ def _lookup_content(size: Any, dst: Tensor, src: Tensor) -> _Entry | None:
     return None
 
 
-def _remember(root: Tensor, key: Any, entry: _Entry) -> None:
-    number = id(root)
-    seen = _roots.get(number)
+def _keep(entry: _Entry) -> None:
+    if id(entry) not in _entries:
+        _entries[id(entry)] = entry
+        device = entry.graph.device
+        _bytes[device] = _bytes.get(device, 0) + entry.nbytes
+    _entries.move_to_end(id(entry))
+
+
+def _link(root: Tensor, key: Any, entry: _Entry) -> None:
+    seen = _roots.get(id(root))
     if seen is None or seen.ref() is not root or seen.version != root._version:
+        _drop(id(root))
+        seen = _roots[id(root)] = _Root(root)
+    if len(seen.entries) > 4 * MAX_GRAPHS:  # many views of one tensor: those whose graphs were evicted
+        seen.entries = {k: ref for k, ref in seen.entries.items() if ref() is not None}
+    ref = seen.entries.get(key)
+    old = None if ref is None else ref()
+    if old is not None:
+        old.roots -= 1
+    seen.entries[key] = weakref.ref(entry)
+    entry.roots += 1
 
-        def gone(ref: weakref.ref[Tensor]) -> None:
-            with _lock:
-                current = _roots.get(number)
-                if current is not None and current.ref is ref:
-                    _drop(number)
 
-        seen = _roots[number] = _Root(weakref.ref(root, gone), root._version)
-    seen.entries[key] = entry
+def _died(ref: _Ref) -> None:
+    # Called wherever a tensor dies, perhaps by the garbage collector while this very thread holds the lock.
+    _dead.append(ref)
+    _forget_dead()
+
+
+def _forget_dead() -> None:
+    while _dead and _lock.acquire(blocking=False):  # whoever holds it looks here afterwards
+        try:
+            ref = _dead.popleft()
+            seen = _roots.get(ref.number)
+            if seen is not None and seen.ref is ref:
+                _drop(ref.number)
+                _evict_orphans()
+        except IndexError:
+            pass  # another thread was faster
+        finally:
+            _lock.release()
 
 
 def _drop(number: int) -> None:
-    """Forgets a root. What it was used for lately stays in level 2, for a tensor of the same content."""
-    _roots.pop(number, None)
+    """Forgets a root. What it was used for lately is kept, for a tensor of the same content."""
+    seen = _roots.pop(number, None)
+    for ref in () if seen is None else seen.entries.values():
+        entry = ref()
+        if entry is not None:
+            entry.roots -= 1
 
 
-def _evict(device: torch.device) -> None:
+def _evict(latest: _Entry) -> None:
+    _evict_orphans()
+    device = latest.graph.device
     budget = float(MAX_BYTES)
     if device.type == "cuda":
         budget = torch.cuda.get_device_properties(device).total_memory * MAX_SHARE
-    mine = [(number, e) for number, (_, e) in _recent.items() if e.graph.device == device]
-    total = sum(e.nbytes() for _, e in mine)
-    for number, entry in mine:
-        if len(mine) <= MAX_GRAPHS and total <= budget:
-            return
-        total -= entry.nbytes()
-        mine = mine[1:]
-        del _recent[number]
+    if _bytes[device] > budget:
+        for entry in list(_entries.values()):
+            if entry.graph.device == device and entry is not latest and _bytes[device] > budget:
+                _delete(entry)
+
+
+def _evict_orphans() -> None:
+    orphans = [e for e in list(_entries.values()) if e.roots <= 0]
+    for entry in orphans[: len(orphans) - MAX_GRAPHS if len(orphans) > MAX_GRAPHS else 0]:
+        _delete(entry)
+
+
+def _delete(entry: _Entry) -> None:
+    del _entries[id(entry)]
+    _bytes[entry.graph.device] -= entry.nbytes
 
 
 def clear_cache() -> None:
@@ -194,13 +262,14 @@ def clear_cache() -> None:
     """
     with _lock:
         _roots.clear()
-        _recent.clear()
+        _entries.clear()
+        _bytes.clear()
         if _pinned:
             log.warning("clear_cache: %d graphs are read by captured CUDA graphs and stay", len(_pinned))
 
 
 def cached_graphs() -> int:
     """Number of graphs that the cache keeps alive."""
+    _forget_dead()
     with _lock:
-        held = {id(e) for seen in _roots.values() for e in seen.entries.values()}
-        return len(held | _recent.keys() | _pinned.keys())
+        return len(_entries.keys() | _pinned.keys())
