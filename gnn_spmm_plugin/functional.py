@@ -1,9 +1,9 @@
 """The differentiable operators: `spmm`, `sddmm` and `edge_softmax`.
 
 The linear ones are partial derivatives of one trilinear form, the sum over edges e = (s -> d) of
-``<g[d], w[e] * x[s]>``: its derivative by g is the weighted sum over neighbours, by x the same on the transposed graph, and
-by w a dot product per edge. So each is the backward of the others, to any order. Maximum and minimum pick one edge for
-each output element; with the picks fixed, the same holds.
+``<g[d], w[e] * x[s]>``: its derivative by g is the weighted sum over neighbours, by x the same on the transposed graph,
+and by w a dot product per edge. So each is the backward of the others, to any order. Maximum and minimum pick one edge
+for each output element; with the picks fixed, the same holds.
 """
 
 from __future__ import annotations
@@ -13,12 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _native
+from . import _native, reference
 from .graph import Core, Csr, Graph, check_weight
 from .kernels import DTYPES, REDUCES
-from .plan import POLICIES, Plan, default_plan, plan as make_plan
+from .plan import POLICIES, Plan, default_plan
+from .plan import plan as make_plan
 
 TIES = ("first", "split")
+#: For the integrations only: as ``torch.Tensor.scatter_reduce_`` into zeros, which splits evenly, and where the
+#: extremum is 0 counts the zero that it started from as one more winner.
+SCATTER_TIE = "scatter"
 
 
 @torch.compiler.assume_constant_result
@@ -170,23 +174,28 @@ class _Extremum(torch.autograd.Function):
         core: Core,
         flipped: bool,
         minimum: bool,
-        split: bool,
+        tie: str,
         plan: Plan | None,
     ) -> tuple[Tensor, Tensor]:
         out, arg = _extremum_raw(core, flipped, x, weight, minimum, plan)
-        if split:
+        if tie != "first":
             ctx.save_for_backward(x, weight, out)
         else:
             ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight, arg)
-        ctx.core, ctx.flipped, ctx.split = core, flipped, split
+        ctx.core, ctx.flipped, ctx.tie = core, flipped, tie
         ctx.mark_non_differentiable(arg)
+        ctx.set_materialize_grads(False)  # or every backward writes zeros of the size of arg
         return out, arg
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Any) -> Any:
+        if grad is None:
+            return (None,) * 7
         x, weight, picks = ctx.saved_tensors
         need_x, need_weight = ctx.needs_input_grad[:2]
-        derive = _split_gradients if ctx.split else _first_gradients
+        derive = _first_gradients if ctx.tie == "first" else _split_gradients
+        if ctx.tie == SCATTER_TIE:
+            derive = _scatter_gradients
         grads = derive(ctx.core, ctx.flipped, x, weight, picks, grad, need_x, need_weight)
         return *grads, None, None, None, None, None
 
@@ -218,14 +227,17 @@ def _split_gradients(
     grad: Tensor,
     need_x: bool,
     need_weight: bool,
+    zero_wins: bool = False,
 ) -> tuple[Tensor | None, Tensor | None]:
     if _needs_grad(grad, x) or (weight is not None and _needs_grad(weight, None)):
-        return _split_gradients_dense(core, flipped, x, weight, out, grad, need_x, need_weight)
+        return _split_gradients_dense(core, flipped, x, weight, out, grad, need_x, need_weight, zero_wins)
     csr, other = core.half(flipped), core.half(not flipped)
     w = None if weight is None else csr.in_row_order(weight)
     p = _launch(core, csr)
     x, out = _rows_first(x), out.contiguous()
     count = _native.spmm_tie_count(csr.rowptr, csr.col, w, x, out, p.items, p.config)
+    if zero_wins:
+        count += out == 0
     share = (grad / count.clamp_(min=1)).to(x.dtype)
     grad_x = grad_weight = None
     if need_x:
@@ -237,6 +249,10 @@ def _split_gradients(
     return grad_x, grad_weight
 
 
+def _scatter_gradients(*args: Any) -> tuple[Tensor | None, Tensor | None]:
+    return _split_gradients(*args, zero_wins=True)
+
+
 def _split_gradients_dense(
     core: Core,
     flipped: bool,
@@ -246,6 +262,7 @@ def _split_gradients_dense(
     grad: Tensor,
     need_x: bool,
     need_weight: bool,
+    zero_wins: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
     """The same in plain torch, of size E x F, for second derivatives, which are rare."""
     csr = core.half(flipped)
@@ -254,14 +271,16 @@ def _split_gradients_dense(
     message = x[src] if factor is None else x[src] * factor
     best = out[dst]
     tied = ((message == best) | (message.isnan() & best.isnan())).to(grad.dtype)
-    count = torch.zeros_like(out).index_add_(0, dst, tied).clamp_(min=1)
+    count = torch.zeros_like(out).index_add_(0, dst, tied)
+    count = (count + (out == 0) if zero_wins else count).clamp(min=1)
     share = (grad / count)[dst] * tied.detach()
     grad_x = grad_weight = None
     if need_x:
         grad_x = torch.zeros_like(x).index_add(0, src, share if factor is None else share * factor)
     if need_weight:
         assert weight is not None
-        grad_weight = (share * x[src]).reshape(len(src), max(_heads(weight), 1), -1).sum(-1).view_as(weight)
+        heads = max(_heads(weight), 1)
+        grad_weight = (share * x[src]).reshape(len(src), heads, x.shape[1] // heads).sum(-1).view_as(weight)
     return grad_x, grad_weight
 
 
@@ -304,7 +323,7 @@ def _pick(core: Core, flipped: bool, x: Tensor, weight: Tensor | None, arg: Tens
     """The message of the winning edge of each output element; plain torch, for second derivatives."""
     csr = core.half(flipped)
     if csr.col.shape[0] == 0:
-        return x.new_zeros(arg.shape) + x.sum() * 0
+        return x.new_zeros(arg.shape) + x[:0].sum()
     edge = arg.clamp(min=0).long()
     src = csr.in_caller_order(csr.col).long()
     picked = x.gather(0, src[edge])
@@ -371,11 +390,38 @@ class _EdgeSoftmax(torch.autograd.Function):
                 None,
             )
         # For second derivatives: the sum over each row and its way back to the edges, in operators that have one.
-        weighted = (p * grad).reshape(p.shape[0], -1)
+        weighted = (p * grad).reshape(p.shape[0], p.shape[1] if p.dim() == 2 else 1)
         ones = p.new_ones(csr.num_cols, weighted.shape[1])
         total = _linear(core, flipped, ones, weighted)
         back = _dot(core, flipped, total, ones, weighted.shape[1]).view_as(p)
         return p * grad - p * back, None, None
+
+
+# ---------------------------------------------------------------------- under functional transforms
+
+
+def _transformed() -> bool:
+    """Whether vmap, torch.func.grad, jvp or forward-mode differentiation is under way: kernels see none of them."""
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
+
+
+def _plain(operator: Any, graph: Graph, *args: Any) -> Any:
+    """An operator of `reference`, with the accumulation and the dtype that kernels have."""
+    dtype = args[0].dtype
+    wide = (a.to(_native.accumulation_dtype(dtype)) if isinstance(a, Tensor) else a for a in args)
+    return operator(graph, *wide)
+
+
+def _plain_spmm(
+    graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, tie: str, return_arg: bool
+) -> Tensor | tuple[Tensor, Tensor]:
+    if weight is None:
+        graph = graph.with_weight(None)
+    out, arg = _plain(reference.spmm, graph, x, weight, reduce, tie)
+    out = out.to(x.dtype)
+    return (out, arg) if return_arg else out
 
 
 # ---------------------------------------------------------------------- public operators
@@ -440,8 +486,8 @@ def spmm(
         policy: how a plan is chosen where none is given, see `gnn_spmm_plugin.plan`.
 
     Returns:
-        ``[num_dst, *F]`` of dtype ``torch.result_type(x, weight)``. With `return_arg`, also ``[num_dst, *F]`` int64: the
-        first winning edge in the caller's order, -1 where a row is empty.
+        ``[num_dst, *F]`` of dtype ``torch.result_type(x, weight)``. With `return_arg`, also ``[num_dst, *F]`` int64:
+        the first winning edge in the caller's order, -1 where a row is empty.
 
     Raises:
         TypeError: integer, boolean or complex features, or something that is no tensor.
@@ -455,19 +501,25 @@ def spmm(
         check_weight(graph, weight)
     if reduce not in REDUCES:
         raise ValueError(f"reduce must be one of {', '.join(REDUCES)}; got {reduce!r}")
+    if tie not in TIES and tie != SCATTER_TIE:
+        raise ValueError(f"tie must be one of {', '.join(TIES)}; got {tie!r}")
+    if return_arg and reduce not in ("max", "min"):
+        raise ValueError(f"return_arg needs reduce='max' or 'min', got {reduce!r}")
     if policy not in POLICIES:
         raise ValueError(f"policy must be one of {', '.join(POLICIES)}; got {policy!r}")
     if weight is not None:
         if weight.dim() == 2 and (x.dim() < 2 or x.shape[1] != weight.shape[1]):
             raise ValueError(
-                f"weight of shape [num_edges, heads] = {list(weight.shape)} needs x of shape [num_src, heads, ...], got "
-                f"{list(x.shape)}"
+                f"weight of shape [num_edges, heads] = {list(weight.shape)} needs x of shape [num_src, heads, ...], "
+                f"got {list(x.shape)}"
             )
         if weight.dtype != x.dtype:
             dtype = torch.promote_types(x.dtype, weight.dtype)
             x, weight = x.to(dtype), weight.to(dtype)
         if weight.dim() == 2 and weight.shape[1] == 0:
             weight = None  # no heads, no columns
+    if _transformed():
+        return _plain_spmm(graph, x, weight, reduce, tie, return_arg)
     shape = x.shape[1:]
     flat = x if x.dim() == 2 else (x.unsqueeze(1) if x.dim() == 1 else x.flatten(1))
     core, flipped = graph._core, graph._flipped
@@ -476,14 +528,10 @@ def spmm(
     elif policy != "auto":
         plan = make_plan(graph, flat.shape[1], flat.dtype, reduce, policy=policy)
     if reduce in ("sum", "mean"):
-        if return_arg:
-            raise ValueError(f"return_arg needs reduce='max' or 'min', got {reduce!r}")
         out = _linear(core, flipped, flat, weight, "rows" if reduce == "mean" else None, plan)
         return out if x.dim() == 2 else out.view(graph.num_dst, *shape)
-    if tie not in TIES:
-        raise ValueError(f"tie must be one of {', '.join(TIES)}; got {tie!r}")
     if _needs_grad(flat, weight):
-        out, arg = _Extremum.apply(flat, weight, core, flipped, reduce == "min", tie == "split", plan)
+        out, arg = _Extremum.apply(flat, weight, core, flipped, reduce == "min", tie, plan)
     else:
         out, arg = _extremum_raw(core, flipped, flat, weight, reduce == "min", plan)
     out = out.view(graph.num_dst, *shape)
@@ -520,11 +568,13 @@ def sddmm(graph: Graph, a_dst: Tensor, b_src: Tensor) -> Tensor:
     _check_features(graph, b_src, graph.num_src, "b_src", "source nodes")
     if a_dst.dim() not in (2, 3) or a_dst.shape[1:] != b_src.shape[1:]:
         raise ValueError(
-            "a_dst and b_src must have shapes [num_dst, F] and [num_src, F], or [num_dst, H, F] and [num_src, H, F]; got "
-            f"{list(a_dst.shape)} and {list(b_src.shape)}"
+            "a_dst and b_src must have shapes [num_dst, F] and [num_src, F], or [num_dst, H, F] and [num_src, H, F]; "
+            f"got {list(a_dst.shape)} and {list(b_src.shape)}"
         )
     dtype = torch.promote_types(a_dst.dtype, b_src.dtype)
     a_dst, b_src = a_dst.to(dtype), b_src.to(dtype)
+    if _transformed():
+        return _plain(reference.sddmm, graph, a_dst, b_src).to(dtype)  # type: ignore[no-any-return]
     if a_dst.dim() == 2:
         return _dot(graph._core, graph._flipped, a_dst, b_src, 0)
     heads = a_dst.shape[1]
@@ -551,6 +601,10 @@ def edge_softmax(graph: Graph, logits: Tensor) -> Tensor:
     _check_features(graph, logits, graph.num_edges, "logits", "edges")
     if logits.dim() not in (1, 2):
         raise ValueError(f"logits must have shape [num_edges] or [num_edges, heads], got {list(logits.shape)}")
+    if _transformed():
+        return _plain(reference.edge_softmax, graph, logits).to(logits.dtype)  # type: ignore[no-any-return]
+    if logits.dim() == 2 and logits.shape[1] == 0:
+        return logits.clone()
     logits = logits.contiguous()
     if _needs_grad(logits, None):
         return _EdgeSoftmax.apply(logits, graph._core, graph._flipped)  # type: ignore[no-any-return]

@@ -45,7 +45,7 @@ def spmm(
     empty = (graph.in_degree() == 0).view(-1, *[1] * (m.dim() - 1)).expand(shape)
     arg = first.masked_fill(empty, -1)
     if graph.num_edges == 0:
-        return m.new_zeros(shape) + x.sum() * 0, arg
+        return m.new_zeros(shape) + m.sum(), arg
     if tie == "first":
         return m.gather(0, arg.clamp(min=0)).masked_fill(empty, 0), arg
     # Every winner carries the value; averaging them spreads the gradient evenly.
