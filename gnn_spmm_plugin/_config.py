@@ -26,6 +26,7 @@ counters: dict[str, int] = {
     "plan_misses": 0,
     "l2_hits": 0,  # found again by content
     "l2_syncs": 0,  # content comparisons that had to wait for the device
+    "memo_hits": 0,  # normalised or looped edge lists of PyG's layers that were not computed again
     "weight_permutes": 0,  # edge weights brought into row order
     "fallbacks": 0,  # an integration left an operation to its host
 }

@@ -17,6 +17,7 @@ import os
 import threading
 import weakref
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -80,6 +81,9 @@ _entries: OrderedDict[int, _Entry] = OrderedDict()  # all that is kept, least re
 _bytes: dict[torch.device, int] = {}
 _pinned: dict[int, _Entry] = {}  # read by a captured CUDA graph
 _dead: deque[_Ref] = deque()  # roots that died, still to be forgotten
+
+#: Called by `clear_cache`: what else was kept for the sake of finding graphs again.
+on_clear: list[Callable[[], None]] = []
 
 
 def _after_fork() -> None:
@@ -235,13 +239,18 @@ def _drop(number: int) -> None:
 def _evict(latest: _Entry) -> None:
     _evict_orphans()
     device = latest.graph.device
-    budget = float(MAX_BYTES)
-    if device.type == "cuda":
-        budget = torch.cuda.get_device_properties(device).total_memory * MAX_SHARE
-    if _bytes[device] > budget:
+    most = budget(device)
+    if _bytes[device] > most:
         for entry in list(_entries.values()):
-            if entry.graph.device == device and entry is not latest and _bytes[device] > budget:
+            if entry.graph.device == device and entry is not latest and _bytes[device] > most:
                 _delete(entry)
+
+
+def budget(device: torch.device) -> float:
+    """Bytes that may be kept on `device`."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory * MAX_SHARE
+    return float(MAX_BYTES)
 
 
 def _evict_orphans() -> None:
@@ -260,6 +269,8 @@ def clear_cache() -> None:
 
     What a captured CUDA graph reads is kept, and a warning says so: freeing it would let a replay read freed memory.
     """
+    for clear in on_clear:
+        clear()
     with _lock:
         _roots.clear()
         _entries.clear()

@@ -1,0 +1,161 @@
+"""From a lazy gather and the aggregation that follows it to one sparse product."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...cache import graph_of
+from ...functional import SCATTER_TIE, spmm
+from ...graph import Graph
+from .lazy import Pending, constant
+
+_policy = "auto"
+
+
+def set_policy(policy: str) -> None:
+    """How plans are chosen from now on; see `gnn_spmm_plugin.plan`."""
+    global _policy
+    _policy = policy
+
+
+def plain_index(index: Any) -> Any:
+    """The index itself where it is a plain tensor, the one inside of PyG's `Index`, else None."""
+    if type(index) is Tensor:
+        return index
+    inner = index.as_tensor() if hasattr(index, "as_tensor") else None
+    return inner if type(inner) is Tensor else None
+
+
+def index_vector(p: Pending, dim: Any, index: Any, expanded: bool) -> Tensor | None:
+    """The ``[E]`` destinations in the index of a scatter; None where it is none for whole messages."""
+    if type(dim) is not int or not isinstance(index, Tensor) or not -len(p.shape) <= dim < len(p.shape):
+        return None
+    dim %= len(p.shape)
+    index = plain_index(index)
+    if index is None or index.device != p.src.device or dim != p.dim:
+        return None
+    if not expanded:
+        return index if index.dim() == 1 and index.shape[0] == p.shape[dim] else None  # type: ignore[no-any-return]
+    if index.shape != p.shape:
+        return None
+    for d, (size, stride) in enumerate(zip(index.shape, index.stride(), strict=True)):
+        if d != dim and size != 1 and stride != 0:
+            return None
+    return index.as_strided((index.shape[dim],), (index.stride(dim),), index.storage_offset())  # type: ignore[no-any-return]
+
+
+def fits(p: Pending, target: Tensor, dim: int) -> bool:
+    """Whether `target` has the shape of an aggregation of the messages along `dim`."""
+    dim %= len(p.shape)
+    return (
+        target.dim() == len(p.shape)
+        and target.device == p.src.device
+        and all(d == dim or target.shape[d] == p.shape[d] for d in range(target.dim()))
+    )
+
+
+def _wrong_index(p: Pending, index: Tensor, dim_size: int) -> None:
+    """Raises what PyG raises for indices that are out of range, without running a kernel on them."""
+    nodes = p.src.shape[p.dim]
+    low, high = int(p.index.min()), int(p.index.max())
+    advice = (
+        f"Please ensure that all indices in 'edge_index' point to valid indices in the interval [0, {nodes}) in your "
+        "node feature matrix and try again."
+    )
+    if low < 0:
+        raise IndexError(f"Found negative indices in 'edge_index' (got {low}). {advice}")
+    if high >= nodes:
+        raise IndexError(f"Found indices in 'edge_index' that are larger than {nodes - 1} (got {high}). {advice}")
+    low, high = int(index.min()), int(index.max())
+    if high >= dim_size:
+        raise ValueError(f"Encountered invalid 'dim_size' (got '{dim_size}' but expected >= '{high + 1}')")
+    raise IndexError(f"Found negative indices in 'edge_index' (got {low}); the interval is [0, {dim_size}).")
+
+
+def graph_for(p: Pending, index: Tensor, dim_size: int) -> Graph:
+    """The graph whose edges lead from the rows of ``src`` to `index`; raises as PyG for wrong indices."""
+    source = plain_index(p.index)
+    if source.dtype != index.dtype:
+        index = index.to(source.dtype)
+    try:
+        return graph_of(index, source, dim_size, p.src.shape[p.dim])
+    except IndexError:
+        _wrong_index(p, index, dim_size)
+        raise
+
+
+def run(p: Pending, index: Tensor, dim_size: int, dim: int, reduce: str, scatter_reduce: bool = False) -> Tensor | None:
+    """The messages aggregated along `dim` by `index`; None where this has to be left to PyG.
+
+    Args:
+        p: messages that nobody has looked at.
+        index: ``[E]`` destination of each.
+        dim_size: number of destinations.
+        dim: dimension of the messages.
+        reduce: ``"sum"``, ``"mean"``, ``"max"`` or ``"min"``.
+        scatter_reduce: for max and min, whether torch's own ``scatter_reduce_`` would have run here.
+    """
+    if dim % len(p.shape) != p.dim or index.dim() != 1 or index.shape[0] != p.shape[p.dim] or dim_size < 0:
+        return None
+    if index.dtype not in (torch.int32, torch.int64) or index.device != p.src.device:
+        return None
+    p.check()
+    graph = graph_for(p, index, dim_size)
+    x = p.src if p.dim == 0 else p.src.movedim(p.dim, 0)
+    tie = "first" if not scatter_reduce and _torch_scatter(p) else SCATTER_TIE
+    weight = p.weight()
+    if weight is not None and weight.dtype != p.dtype:
+        weight = weight.to(p.dtype)
+    out = spmm(graph, x, weight, reduce, tie=tie, policy=_policy)
+    p.record.fused[reduce] += 1
+    assert isinstance(out, Tensor)
+    return out if p.dim == 0 else out.movedim(0, p.dim).contiguous()
+
+
+def _torch_scatter(p: Pending) -> bool:
+    """Whether PyG would use torch_scatter here, which gives the gradient of a maximum to one edge alone."""
+    import torch_geometric.typing
+
+    return bool(torch_geometric.typing.WITH_TORCH_SCATTER) and p.src.is_cuda and p.requires_grad
+
+
+# ---------------------------------------------------------------------- several at once, as PyG's FusedAggregation
+
+_SIMPLE = {"SumAggregation": "sum", "MeanAggregation": "mean", "MaxAggregation": "max", "MinAggregation": "min"}
+_SPREAD = ("VarAggregation", "StdAggregation")
+
+
+def run_many(
+    p: Pending, names: list[str], semi_grad: bool, index: Tensor, dim_size: int, dim: int
+) -> list[Tensor] | None:
+    """The aggregations called `names`, sharing what they have in common; None where one has to be left to PyG."""
+    if len(p.shape) != 2 or any(name not in _SIMPLE and name not in _SPREAD for name in names):
+        return None
+    spread = any(name in _SPREAD for name in names)
+    squares: Any = None
+    if spread:
+        base = Pending(constant(p.src), p.index, p.dim, p.gather, p.record, p.linked, tuple(map(constant, p.factors)))
+        p.check()
+        squares = (base if semi_grad else p).squared()
+        if squares is NotImplemented:
+            return None
+    done: dict[str, Tensor | None] = {}
+    for name in (*names, *(["MeanAggregation"] if spread else [])):
+        if name in _SIMPLE and name not in done:
+            done[name] = run(p, index, dim_size, dim, _SIMPLE[name])
+            if done[name] is None:
+                return None
+    if spread:
+        mean, mean_of_squares = done["MeanAggregation"], run(squares.pending, index, dim_size, dim, "mean")
+        if mean is None or mean_of_squares is None:
+            return None
+        variance = mean_of_squares - mean * mean
+        done["VarAggregation"] = variance
+        if "StdAggregation" in names:
+            deviation = variance.clamp(min=1e-5).sqrt()
+            done["StdAggregation"] = deviation.masked_fill(deviation <= math.sqrt(1e-5), 0.0)
+    return [done[name] for name in names]  # type: ignore[misc]

@@ -1,0 +1,334 @@
+"""The lazy gather: what ``message()`` gets for ``x_j`` in place of one row of features per edge.
+
+A `LazyMessage` looks like the tensor that PyG would have gathered. It answers questions about shape, dtype and device by
+itself, takes up edge weights it is multiplied with, and lets element-wise operations run on the nodes before the gather.
+The aggregation that follows asks it for its parts (`Pending`). Everything else that is done to it, in Python or below,
+makes it gather, once, exactly as PyG does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .records import Record
+
+PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+def version(t: Tensor) -> int:
+    """The version counter; -1 for tensors made in inference mode, which have none."""
+    return -1 if t.is_inference() else t._version
+
+
+class Pending:
+    """The parts of messages that were not written: ``src`` gathered along ``dim`` by ``index``, times each factor.
+
+    ``src`` and the factors require gradients exactly if the messages do: what was made under ``no_grad`` is detached here.
+
+    Attributes:
+        src: ``[.., N, ..]`` features.
+        index: ``[E]`` the row of each message.
+        dim: the dimension of both the nodes and the messages, not negative.
+        factors: what the messages are multiplied with, one value (or one for each head) per edge, as the layer gave it.
+        rows: the messages themselves, once something needed them.
+    """
+
+    __slots__ = (
+        "dim",
+        "dtype",
+        "factors",
+        "gather",
+        "index",
+        "linked",
+        "parent",
+        "record",
+        "rows",
+        "shape",
+        "src",
+        "versions",
+        "via",
+        "zeros",
+    )
+
+    def __init__(
+        self,
+        src: Tensor,
+        index: Tensor,
+        dim: int,
+        gather: Callable[[Tensor, Tensor], Tensor],
+        record: Record,
+        linked: bool,
+        factors: tuple[Tensor, ...] = (),
+    ) -> None:
+        self.src, self.index, self.dim, self.gather, self.record = src, index, dim, gather, record
+        self.factors = factors
+        self.linked = linked
+        self.shape = torch.Size((*src.shape[:dim], index.shape[0], *src.shape[dim + 1 :]))
+        dtype = src.dtype
+        for factor in factors:
+            if factor.is_floating_point():
+                dtype = torch.promote_types(dtype, factor.dtype)
+        self.dtype = dtype
+        self.versions = tuple(version(t) for t in (src, index, *factors))
+        self.rows: Tensor | None = None
+        self.parent: Pending | None = None  # for a view of other messages: whose, and how it was made
+        self.via: Callable[[Tensor], Tensor] | None = None
+        self.zeros: Any = None  # (weak reference to the last tensor made by new_zeros, its version)
+
+    @property
+    def requires_grad(self) -> bool:
+        return self.src.requires_grad or any(f.requires_grad for f in self.factors)
+
+    @property
+    def pristine(self) -> bool:
+        """Whether nobody has seen, and so perhaps changed, the messages themselves."""
+        return self.rows is None and (self.parent is None or self.parent.pristine)
+
+    def check(self) -> None:
+        """Raises RuntimeError if what the messages are made of changed since they were asked for."""
+        now = tuple(version(t) for t in (self.src, self.index, *self.factors))
+        if now != self.versions:
+            what = next(
+                name
+                for name, a, b in zip(
+                    ("the features", "edge_index", *("an edge weight" for _ in self.factors)),
+                    now,
+                    self.versions,
+                    strict=True,
+                )
+                if a != b
+            )
+            raise RuntimeError(
+                f"{self.record.name}: {what} were changed in place between the gather and the aggregation, so the "
+                "messages of the moment of the gather are gone; change a copy (x = x.clone()), or leave this layer out "
+                "with gnn_spmm_plugin.restore(layer)"
+            )
+
+    def materialize(self) -> Tensor:
+        """The messages, as PyG would have made them."""
+        if self.rows is None:
+            if self.parent is not None and self.via is not None:
+                self.rows = self.via(self.parent.materialize())
+            else:
+                self.check()
+                with torch.set_grad_enabled(torch.is_grad_enabled() or self.requires_grad):
+                    rows = self.gather(self.src, self.index)
+                    for factor in self.factors:
+                        rows = rows * factor
+                self.rows = rows
+        return self.rows
+
+    # ------------------------------------------------------------------ other messages made from these
+
+    def derive(self, src: Tensor | None = None, *more: Tensor) -> LazyMessage:
+        """Messages from other features, or with more factors, under the grad mode of now."""
+        src = self.src if src is None else src
+        factors = (*self.factors, *more)
+        if not torch.is_grad_enabled():
+            src = constant(src)
+            factors = tuple(constant(f) for f in factors)
+        return wrap(Pending(src, self.index, self.dim, self.gather, self.record, self.linked, factors))
+
+    def view_of(self, child: Pending, via: Callable[[Tensor], Tensor]) -> LazyMessage:
+        """`child` as a view of these messages: it shares their memory once they have any."""
+        enabled = torch.is_grad_enabled()
+
+        def replay(rows: Tensor) -> Tensor:
+            with torch.set_grad_enabled(enabled):
+                return via(rows)
+
+        child.parent, child.via = self, replay
+        return wrap(child)
+
+    def per_node(self, function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Any:
+        """An element-wise function of the messages, computed on the nodes; NotImplemented where that does not pay."""
+        if self.factors or self.src.shape[self.dim] > self.index.shape[0]:
+            return NotImplemented
+        self.check()
+        result = function(self.src, *args, **kwargs)
+        if result.shape != self.src.shape or not result.is_floating_point():
+            return NotImplemented
+        return self.derive(result)
+
+    def varying(self, t: Tensor) -> tuple[bool, list[int]] | None:
+        """How `t` broadcasts to the messages: (one value per message?, other dimensions of size over 1), or None."""
+        pad = len(self.shape) - t.dim()
+        if pad < 0:
+            return None
+        others, per_edge = [], False
+        for d in range(pad, len(self.shape)):
+            size = t.shape[d - pad]
+            if size == 1:
+                continue
+            if size != self.shape[d]:
+                return None
+            if d == self.dim:
+                per_edge = True
+            else:
+                others.append(d)
+        return per_edge, others
+
+    def scaled(self, t: Tensor) -> Any:
+        """The messages times `t`; NotImplemented unless `t` is one value for each message (and head), or each feature."""
+        if type(t) not in PLAIN or t.device != self.src.device or t.is_complex() or t.layout != torch.strided:
+            return NotImplemented
+        found = self.varying(t)
+        if found is None:
+            return NotImplemented
+        per_edge, others = found
+        if not per_edge:
+            return NotImplemented if t.requires_grad else self.per_node(torch.mul, t)
+        if others and not self._are_heads(others):
+            return NotImplemented
+        return self.derive(None, t)
+
+    def _are_heads(self, dims: list[int]) -> bool:
+        rest = [d for d in range(len(self.shape)) if d != self.dim]
+        return dims == rest[:1] and len(rest) > 1
+
+    def squared(self) -> Any:
+        """The messages times themselves."""
+        if self.factors and any(f.requires_grad for f in self.factors):
+            return NotImplemented
+        plain = Pending(self.src, self.index, self.dim, self.gather, self.record, self.linked)
+        plain.versions = self.versions[:2]
+        squares = plain.per_node(torch.square)
+        if squares is NotImplemented or not self.factors:
+            return squares
+        return squares.pending.derive(None, *self.factors, *self.factors)
+
+    # ------------------------------------------------------------------ what the aggregation needs
+
+    def weight(self) -> Tensor | None:
+        """The product of the factors: ``[E]`` or ``[E, H]``; the caller's own tensor wherever one is that already."""
+        product: Tensor | None = None
+        for factor in self.factors:
+            flat = self._flat(factor)
+            if product is None:
+                product = flat
+            elif product.dim() == flat.dim():
+                product = product * flat
+            else:
+                product = _as_heads(product) * _as_heads(flat)
+        return product
+
+    def _flat(self, factor: Tensor) -> Tensor:
+        count = self.shape[self.dim]
+        pad = len(self.shape) - factor.dim()
+        if not factor.is_floating_point():
+            factor = factor.to(self.src.dtype)
+        stride = factor.stride(self.dim - pad)
+        base = factor._base
+        heads = factor.numel() // count
+        shape = (count,) if heads == 1 else (count, heads)
+        # A view is another object in every step; its base is the one that the permuted copy is found by.
+        if (
+            base is not None
+            and type(base) in PLAIN
+            and base.shape == shape
+            and base.dtype == factor.dtype
+            and base.is_contiguous()
+            and base.storage_offset() == factor.storage_offset()
+            and stride == heads
+            and not base.requires_grad
+            and not factor.requires_grad
+            and (heads == 1 or factor.stride(self._head_dim() - pad) == 1)
+        ):
+            return base
+        if factor.shape == shape:
+            return factor
+        return factor.movedim(self.dim - pad, 0).reshape(shape)
+
+    def _head_dim(self) -> int:
+        return 1 if self.dim == 0 else 0
+
+
+def _as_heads(weight: Tensor) -> Tensor:
+    return weight.unsqueeze(1) if weight.dim() == 1 else weight
+
+
+def constant(t: Tensor) -> Tensor:
+    """`t` without gradient; itself where it has none."""
+    return t.detach() if t.requires_grad else t
+
+
+class LazyMessage(Tensor):
+    """A tensor of messages that is not there until something needs it; see the module."""
+
+    pending: Pending
+
+    @staticmethod
+    def make(pending: Pending) -> LazyMessage:
+        """A tensor without memory. Code below Python that asks for its layout, as any that reads it must, raises."""
+        made: LazyMessage = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            LazyMessage,
+            pending.shape,
+            dtype=pending.dtype,
+            device=pending.src.device,
+            dispatch_sizes_strides_policy="strides",
+        )
+        made.pending = pending
+        return made
+
+    def requires_grad_below(self) -> bool:
+        """Whether autograd itself knows that gradients come back to this tensor."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return bool(self.requires_grad)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        from .operations import HANDLERS, materialized
+
+        kwargs = kwargs or {}
+        handler = HANDLERS.get(func)
+        if handler is not None:
+            with torch._C.DisableTorchFunctionSubclass():
+                result = handler(func, args, kwargs)
+            if result is not NotImplemented:
+                return result
+        return func(*materialized(func, args), **materialized(func, kwargs))
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        # Reached only by code that goes around __torch_function__: autograd functions, vmap, C++ extensions.
+        from .operations import below
+
+        return below(func, args, kwargs or {})
+
+
+class _Link(torch.autograd.Function):
+    """Ties the lazy tensor itself into the autograd graph, for code that passes it on without looking at it."""
+
+    @staticmethod
+    def forward(ctx: Any, pending: Pending, src: Tensor, *factors: Tensor) -> LazyMessage:
+        ctx.save_for_backward(src, *factors)
+        ctx.rows_of, ctx.index = pending.gather, pending.index
+        return LazyMessage.make(pending)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        create_graph = torch.is_grad_enabled()
+        with torch.enable_grad():
+            saved = ctx.saved_tensors
+            rows = ctx.rows_of(saved[0], ctx.index)
+            for factor in saved[1:]:
+                rows = rows * factor
+            wanted = [t for t in saved if t.requires_grad]
+            found = iter(torch.autograd.grad(rows, wanted, grad, create_graph=create_graph))
+        return (None, *(next(found) if t.requires_grad else None for t in saved))
+
+
+def wrap(pending: Pending) -> LazyMessage:
+    """The tensor that stands for `pending`."""
+    if pending.linked and pending.requires_grad and torch.is_grad_enabled():
+        linked: LazyMessage = _Link.apply(pending, pending.src, *pending.factors)  # type: ignore[no-untyped-call]
+        return linked
+    return LazyMessage.make(pending)

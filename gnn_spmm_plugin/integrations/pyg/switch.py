@@ -1,0 +1,316 @@
+"""What is replaced in PyG while the plugin is on, and when: four methods of two base classes, and `memo`'s functions."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from typing import Any
+
+import torch
+import torch_geometric
+import torch_geometric.typing
+from torch import Tensor
+from torch_geometric.nn.aggr import Aggregation, MaxAggregation, MeanAggregation, MinAggregation, SumAggregation
+from torch_geometric.nn.aggr.fused import FusedAggregation
+from torch_geometric.nn.conv import MessagePassing
+
+from ... import _native
+from ..._config import env, log
+from ...kernels import DTYPES
+from . import aggregate, memo
+from .lazy import PLAIN, LazyMessage, Pending, constant, wrap
+from .operations import is_lazy
+from .records import Record, record_of
+
+FLAG = "_gsp_accelerated"  # the one attribute that `accelerate` sets on layers
+TESTED = ((2, 6), (2, 9))  # first PyG release that was tested, first that was not
+
+_lock = threading.RLock()
+_count = 0  # patches in force for the whole process
+_layers: weakref.WeakSet[Any] = weakref.WeakSet()  # accelerated one by one
+_saved: list[tuple[Any, str, Any, Any]] = []
+_local = threading.local()
+_refusal: str | None | bool = False  # why this PyG is left alone; False: not looked at yet
+_MISSING = object()
+
+
+def _active(layer: Any) -> bool:
+    return _count > 0 or FLAG in layer.__dict__
+
+
+def _memo_active() -> bool:
+    if _count == 0 and not getattr(_local, "inside", 0):
+        return False
+    return not _host_only()
+
+
+def _host_only() -> bool:
+    """Whether something records or transforms the operations, so that they must be PyG's own."""
+    return (
+        torch.compiler.is_compiling()
+        or torch.jit.is_tracing()
+        or torch.onnx.is_in_onnx_export()
+        or torch_geometric.is_in_onnx_export()
+        or torch._C._are_functorch_transforms_active()
+        or torch.autograd.forward_ad._current_level >= 0
+    )
+
+
+# ---------------------------------------------------------------------- the replacements
+
+
+def _gather(self: Any, src: Tensor, index: Tensor) -> Tensor:
+    original = _original(MessagePassing, "_index_select_safe")
+    if not _active(self) or _host_only() or type(src) not in PLAIN or src.dim() < 2 or src.layout != torch.strided:
+        return original(self, src, index)  # type: ignore[no-any-return]
+    plain = aggregate.plain_index(index)
+    if plain is None or plain.dim() != 1 or plain.shape[0] == 0 or plain.device != src.device:
+        return original(self, src, index)  # type: ignore[no-any-return]
+    record = record_of(self)
+    trusted = _trusted(self, record)
+    reason = _unsuitable(src, plain, trusted)
+    if reason is not None:
+        record.miss(reason)
+        return original(self, src, index)  # type: ignore[no-any-return]
+    if not torch.is_grad_enabled():
+        src = constant(src)
+    dim = self.node_dim % src.dim()
+
+    def gather(rows: Tensor, at: Tensor) -> Tensor:
+        return original(self, rows, at)  # type: ignore[no-any-return]
+
+    return wrap(Pending(src, index, dim, gather, record, not trusted))
+
+
+def _unsuitable(src: Tensor, index: Tensor, trusted: bool) -> str | None:
+    if src.dtype not in DTYPES:
+        return f"the features are {src.dtype}; kernels exist for float32, float64, float16 and bfloat16"
+    if index.dtype not in (torch.int32, torch.int64):
+        return f"edge_index is {index.dtype}; use int64 or int32"
+    error = _no_kernels(src.device.type)
+    if error is not None:
+        return error
+    if not trusted and src.is_inference():
+        return (
+            "the features were made in inference mode, where torch does not count writes, and code that is not PyG's "
+            "sees the messages; use torch.no_grad()"
+        )
+    return None
+
+
+def _no_kernels(device: str) -> str | None:
+    if device == "cpu":
+        return _native.cpu_error
+    return _native.cuda_error if device == "cuda" else f"there are no kernels for {device}"
+
+
+_HOOKS = ("_message_forward_pre_hooks", "_message_forward_hooks", "_aggregate_forward_pre_hooks")
+_METHODS = ("message", "aggregate", "update", "edge_update", "explain_message")
+
+
+def _trusted(layer: Any, record: Record) -> bool:
+    """Whether only PyG's own code sees the messages of `layer`, which neither hides nor keeps them."""
+    if any(layer.__dict__[name] for name in _HOOKS):
+        return False
+    if record.trusted is None or record.trusted[0] is not layer.aggr_module:
+        own = all(getattr(layer, name).__module__.startswith("torch_geometric.") for name in _METHODS)
+        inner = () if layer.aggr_module is None else layer.aggr_module.modules()
+        own = own and all(type(m).__module__.startswith(("torch_geometric.", "torch.")) for m in inner)
+        record.trusted = (layer.aggr_module, own)
+    return record.trusted[1]
+
+
+_REDUCTIONS = {SumAggregation: "sum", MeanAggregation: "mean", MaxAggregation: "max", MinAggregation: "min"}
+
+
+def _aggregate(
+    self: Any,
+    x: Tensor,
+    index: Tensor | None = None,
+    ptr: Tensor | None = None,
+    dim_size: int | None = None,
+    dim: int = -2,
+    **kwargs: Any,
+) -> Any:
+    original = _original(Aggregation, "__call__")
+    if not is_lazy(x) or not (type(self) in _REDUCTIONS or type(self) is FusedAggregation):
+        return original(self, x, index=index, ptr=ptr, dim_size=dim_size, dim=dim, **kwargs)
+    p: Pending = x.pending  # type: ignore[attr-defined]
+    hooked = self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks
+    vector = None if index is None else aggregate.index_vector(p, dim, index, expanded=False)
+    result: Any = None
+    if (
+        not kwargs
+        and not hooked
+        and not _global_hooks()
+        and vector is not None
+        and not (ptr is not None and self._deterministic)
+    ):
+        if ptr is None and dim_size is None:
+            dim_size = int(vector.max()) + 1 if vector.numel() > 0 else 0
+        if dim_size is not None and (ptr is None or dim_size == ptr.numel() - 1):
+            if type(self) is FusedAggregation:
+                result = aggregate.run_many(p, self.aggr_names, self.semi_grad, vector, dim_size, dim)
+            else:
+                result = aggregate.run(p, vector, dim_size, dim, _REDUCTIONS[type(self)])
+    if result is None:
+        return original(self, x, index=index, ptr=ptr, dim_size=dim_size, dim=dim, **kwargs)
+    return result
+
+
+def _global_hooks() -> bool:
+    module = torch.nn.modules.module
+    return bool(module._global_forward_hooks or module._global_forward_pre_hooks or module._global_backward_hooks)
+
+
+def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    if not _active(self) or torch.compiler.is_compiling():
+        return torch.nn.Module.__call__(self, *args, **kwargs)
+    record_of(self).calls += 1
+    _local.inside = getattr(_local, "inside", 0) + 1
+    try:
+        out = torch.nn.Module.__call__(self, *args, **kwargs)
+    finally:
+        _local.inside -= 1
+    return _settled(out)
+
+
+def _settled(out: Any) -> Any:
+    """What leaves a layer is written, so that later changes of its inputs cannot reach it."""
+    if isinstance(out, LazyMessage):
+        if out.pending.pristine:
+            out.pending.record.miss("the layer returns its messages")
+        return out.pending.materialize()
+    if type(out) in (tuple, list) and any(isinstance(o, LazyMessage) for o in out):
+        return type(out)(_settled(o) for o in out)
+    return out
+
+
+def _setstate(self: Any, data: dict[str, Any]) -> None:
+    _original(MessagePassing, "__setstate__")(self, data)
+    if FLAG in self.__dict__:
+        _layers.add(self)  # a copy of an accelerated layer
+
+
+# ---------------------------------------------------------------------- on and off
+
+
+_ORIGINALS: dict[tuple[Any, str], Any] = {}
+
+
+def _original(owner: Any, name: str) -> Any:
+    return _ORIGINALS[owner, name]
+
+
+def _install() -> None:
+    replacements = (
+        (MessagePassing, "_index_select_safe", _gather),
+        (MessagePassing, "__call__", _call),
+        (MessagePassing, "__setstate__", _setstate),
+        (Aggregation, "__call__", _aggregate),
+    )
+    for owner, name, new in replacements:
+        old = owner.__dict__.get(name, _MISSING)
+        _ORIGINALS[owner, name] = getattr(owner, name)
+        _saved.append((owner, name, old, new))
+        setattr(owner, name, new)
+    memo.install(_memo_active)
+
+
+def _uninstall() -> None:
+    memo.uninstall()
+    while _saved:
+        owner, name, old, new = _saved.pop()
+        if owner.__dict__.get(name) is not new:
+            continue  # somebody patched on top of us; ours passes everything on
+        if old is _MISSING:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, old)
+
+
+def _settle() -> None:
+    """Brings what is installed in line with what is asked for."""
+    wanted = _count > 0 or len(_layers) > 0
+    if wanted and not _saved:
+        _install()
+    elif not wanted and _saved:
+        _uninstall()
+
+
+def usable() -> bool:
+    """Whether the plugin can be put under this PyG; else a warning says once why not."""
+    global _refusal
+    if env("GSP_DISABLE") == "1":
+        return False
+    with _lock:
+        if _refusal is False:
+            _refusal = _refuse()
+            if _refusal is not None:
+                log.warning("PyG stays as it is: %s", _refusal)
+        return _refusal is None
+
+
+def _refuse() -> str | None:
+    if _native.cpu_error is not None:
+        return _native.cpu_error
+    version = torch_geometric.__version__
+    numbers = tuple(int(n) if n.isdigit() else 0 for n in version.split(".")[:2])
+    if not TESTED[0] <= numbers < TESTED[1]:
+        return f"torch_geometric {version} is not one that was tested (2.6 to 2.8); update gnn_spmm_plugin or PyG"
+    missing = [n for n in ("_index_select_safe", "_index_select", "__setstate__") if not hasattr(MessagePassing, n)]
+    if missing:
+        return f"torch_geometric {version} has no MessagePassing.{missing[0]}"
+    return _self_test()
+
+
+def _self_test() -> str | None:
+    """A sum and a maximum through the patched methods, compared with PyG's own; about a millisecond."""
+    start = time.perf_counter()
+    layer = MessagePassing.__new__(MessagePassing)
+    torch.nn.Module.__init__(layer)
+    layer.node_dim, layer.aggr_module = -2, None
+    layer.__dict__.update({name: {} for name in _HOOKS}, **{FLAG: True})
+    x = torch.tensor([[1.0, -2.0], [3.0, 4.0], [5.0, -6.0]])
+    source, target = torch.tensor([2, 0, 1]), torch.tensor([1, 1, 0])
+    already = bool(_saved)
+    try:
+        expected = [a(x[source], target, dim_size=3) for a in (SumAggregation(), MaxAggregation())]
+        if not already:
+            _install()
+        messages = layer._index_select_safe(x, source)
+        lazy = is_lazy(messages)
+        found = [a(messages, target, dim_size=3) for a in (SumAggregation(), MaxAggregation())]
+    except Exception as e:
+        return f"its self test failed under torch_geometric {torch_geometric.__version__}: {type(e).__name__}: {e}"
+    finally:
+        if not already:
+            _uninstall()
+    log.debug("PyG self test: %.2f ms", (time.perf_counter() - start) * 1e3)
+    if not lazy or not all(torch.equal(a, b) for a, b in zip(found, expected, strict=True)):
+        return f"its self test gave other results than torch_geometric {torch_geometric.__version__}"
+    return None
+
+
+def add_patch(change: int) -> None:
+    """One more, or one less, patch in force for the whole process."""
+    global _count
+    with _lock:
+        _count = max(_count + change, 0)
+        _settle()
+
+
+def add_layers(layers: list[Any]) -> None:
+    """These layers are accelerated one by one."""
+    with _lock:
+        _layers.update(layers)
+        _settle()
+
+
+def remove_layers(layers: list[Any]) -> None:
+    """These no longer are."""
+    with _lock:
+        for layer in layers:
+            _layers.discard(layer)
+        _settle()

@@ -1,0 +1,92 @@
+"""`report`: which layers of a PyG model aggregate without messages, and why others do not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+#: What a user can do about it, by a part of the reason.
+_HINTS = {
+    "sparse adjacency": "pass a plain edge_index; the layer then runs through this package",
+    "inference mode": "use torch.no_grad() instead of torch.inference_mode()",
+    "kernels exist for": "convert the features to a floating type",
+    "use int64": "convert edge_index with .long()",
+}
+
+_HEADER = ("layer", "status", "op", "calls", "why not")
+
+
+class Report:
+    """What `report` found; prints as a table.
+
+    Attributes:
+        rows: for each message passing layer, a dict of ``layer``, ``kind``, ``status`` (``"fused"``, ``"partly"``,
+            ``"not"``, ``"not called"``), ``ops`` (how often each aggregation ran fused), ``reasons`` (how often each reason
+            kept one from it), ``calls`` and ``hints``.
+    """
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        self.rows = rows
+
+    def __str__(self) -> str:
+        lines = [_HEADER]
+        for row in self.rows:
+            ops = ", ".join(f"{op} x{n}" for op, n in row["ops"].items()) or "-"
+            why = "; ".join(f"{reason} (x{n})" for reason, n in row["reasons"].items())
+            why += "".join(f" -> {hint}" for hint in row["hints"])
+            lines.append((row["layer"], row["status"], ops, str(row["calls"]), why or "-"))
+        widths = [max(len(line[i]) for line in lines) for i in range(len(_HEADER))]
+        return "\n".join(
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+        )
+
+    __repr__ = __str__
+
+
+def report(model: Any) -> Report:
+    """What happened so far in each message passing layer of a PyG model, while it was accelerated or PyG was patched.
+
+    Args:
+        model: the module that was called; itself a layer, or holding some.
+
+    Returns:
+        A table to print; its `rows` hold the same as data. A layer is *fused* when every gather of its calls ended in a
+        sparse product, *partly* fused when some did.
+
+    Raises:
+        ImportError: PyG is not installed.
+        TypeError: `model` is not a module.
+    """
+    from .integrations.pyg import _layers, _require
+
+    _require()
+    from .integrations.pyg.records import known
+
+    rows = []
+    for name, layer in _layers(model):
+        record = known(layer)
+        fused = {} if record is None else dict(record.fused)
+        missed = {} if record is None else dict(record.missed)
+        calls = 0 if record is None else record.calls
+        if fused:
+            status = "partly" if missed else "fused"
+        elif calls or missed:
+            status = "not"
+            if not missed:
+                missed = {
+                    "no features were gathered by edge_index: a sparse adjacency, no edges, or 1-D features": calls
+                }
+        else:
+            status = "not called"
+        hints = [hint for part, hint in _HINTS.items() if any(part in reason for reason in missed)]
+        rows.append(
+            {
+                "layer": f"{name} {type(layer).__name__}".strip(),
+                "kind": type(layer).__name__,
+                "status": status,
+                "ops": fused,
+                "reasons": missed,
+                "calls": calls,
+                "hints": hints,
+            }
+        )
+    return Report(rows)
