@@ -324,12 +324,20 @@ class Block {
     return me.value;
   }
 
-  void barrier(const char* function) {
-    threads_[current_]->function = function;
-    threads_[current_]->state = Thread::kAtBlock;
+  struct Votes {
+    int yes, all;
+  };
+
+  // Waits for every thread of the block that has not exited; returns how they voted.
+  Votes barrier(const char* function, bool vote) {
+    Thread& me = *threads_[current_];
+    me.function = function;
+    me.value = vote;
+    me.state = Thread::kAtBlock;
     ++at_barrier_;
     release_barrier();
     leave();
+    return votes_;
   }
 
  private:
@@ -383,9 +391,18 @@ class Block {
 
   void release_barrier() {
     if (at_barrier_ == 0 || at_barrier_ < alive_) return;
+    votes_ = {0, at_barrier_};
     at_barrier_ = 0;
+    const char* function = nullptr;
     for (int i = 0; i < count_; ++i) {
-      if (threads_[i]->state == Thread::kAtBlock) make_ready(i);
+      const Thread& t = *threads_[i];
+      if (t.state != Thread::kAtBlock) continue;
+      if (function && std::strcmp(t.function, function) != 0) {
+        die("threads of a block meet at different barriers: %s, %s", function, t.function);
+      }
+      function = t.function;
+      votes_.yes += int(t.value);
+      make_ready(i);
     }
   }
 
@@ -425,6 +442,8 @@ class Block {
   std::deque<int> ready_;
   std::function<void()> body_;
   Context outside_;
+  Votes votes_{};  // of the last barrier: the next one needs every thread, so all have read them by
+                   // then
   unsigned char* shared_ = nullptr;
   int count_ = 0, alive_ = 0, at_barrier_ = 0, current_ = -1;
 };
@@ -501,7 +520,17 @@ T reduce(const char* function, unsigned mask, T value, Combine combine) {
 // ---- Warp and block functions
 // ------------------------------------------------------------------------------
 
-inline void __syncthreads() { emu::block.barrier("__syncthreads"); }
+inline void __syncthreads() { emu::block.barrier(__func__, false); }
+inline int __syncthreads_count(int predicate) {
+  return emu::block.barrier(__func__, predicate != 0).yes;
+}
+inline int __syncthreads_or(int predicate) {
+  return emu::block.barrier(__func__, predicate != 0).yes != 0;
+}
+inline int __syncthreads_and(int predicate) {
+  const auto votes = emu::block.barrier(__func__, predicate != 0);
+  return votes.yes == votes.all;
+}
 inline void __syncwarp(unsigned mask = 0xffffffffu) {
   emu::block.warp_wait("__syncwarp", mask, 0, -1,
                        [](const uint64_t*, unsigned, int) -> uint64_t { return 0; });

@@ -129,6 +129,17 @@ void block_sum(const float* in, float* out) {
   if (threadIdx.x == 0) out[blockIdx.x] = arrived == int(blockDim.x) ? partial[0] : NAN;
 }
 
+void block_votes(int* mismatches) {
+  const int thread = int(threadIdx.x);
+  int wrong = 0;
+  wrong += __syncthreads_count(thread % 3 == 0) != 32;
+  wrong += __syncthreads_or(thread == 95) != 1;
+  wrong += __syncthreads_or(0) != 0;
+  wrong += __syncthreads_and(1) != 1;
+  wrong += __syncthreads_and(thread != 95) != 0;
+  atomicAdd(mismatches, wrong);
+}
+
 void early_exit(int* out) {
   if (threadIdx.x >= 32) return;  // barriers count the threads that are left
   __syncthreads();
@@ -151,6 +162,9 @@ void test_blocks() {
     emu::launch(block_sum, dim3(4), dim3(128), emu::SharedBytes{128 * sizeof(float)},
                 static_cast<const float*>(in.data()), out.data());
     for (const float sum : out) CHECK(sum == 127 * 64);
+    int mismatches = 0;
+    emu::launch(block_votes, dim3(2), dim3(96), &mismatches);
+    CHECK(mismatches == 0);
     std::vector<int> flags(32);
     emu::launch(early_exit, dim3(1), dim3(80), flags.data());
     CHECK(std::count(flags.begin(), flags.end(), 1) == 32);
@@ -261,6 +275,13 @@ void mixes_barriers() {
     __syncwarp();
   }
 }
+void mixes_votes() {
+  if (threadIdx.x < 32) {
+    __syncthreads();
+  } else {
+    __syncthreads_or(1);
+  }
+}
 void partial_warp() { __ballot_sync(kAll, 1); }
 #ifdef GSP_EMU_ASAN
 void overruns(float* out) { out[threadIdx.x] = 1; }
@@ -285,6 +306,7 @@ void test_mistakes() {
     check_dies("is not in its own mask", [] { emu::launch(leaves_mask, dim3(1), dim3(32)); });
     check_dies("reads lane 20", [] { emu::launch(reads_outside, dim3(1), dim3(32)); });
     check_dies("different functions", [] { emu::launch(mixes_functions, dim3(1), dim3(32)); });
+    check_dies("different barriers", [] { emu::launch(mixes_votes, dim3(1), dim3(64)); });
     check_dies("deadlock", [] { emu::launch(mixes_barriers, dim3(1), dim3(64)); });
     check_dies("has exited", [] { emu::launch(partial_warp, dim3(1), dim3(40)); });
   }
