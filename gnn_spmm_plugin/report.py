@@ -20,8 +20,8 @@ class Report:
 
     Attributes:
         rows: for each message passing layer, a dict of ``layer``, ``kind``, ``status`` (``"fused"``, ``"partly"``,
-            ``"not"``, ``"not called"``), ``ops`` (how often each aggregation ran fused), ``reasons`` (how often each reason
-            kept one from it), ``calls`` and ``hints``.
+            ``"not"``, ``"not called"``), ``ops`` (how often each aggregation ran fused), ``reasons`` (how often each
+            reason kept one from it), ``calls`` and ``hints``.
     """
 
     def __init__(self, rows: list[dict[str, Any]]) -> None:

@@ -1,8 +1,8 @@
 """Accelerating PyG models without changing them.
 
-`accelerate` works on one model, `patch_pyg` on every layer in the process; both can be undone. While one of them is on,
-message passing layers get a stand-in for the gathered features (`lazy`), and the aggregation that follows becomes one sparse
-product (`aggregate`). What does not fit that form runs as PyG runs it.
+`accelerate` works on one model, `patch_pyg` on every layer in the process; both can be undone. While one of them is
+on, message passing layers get a stand-in for the gathered features (`lazy`), and the aggregation that follows becomes
+one sparse product (`aggregate`). What does not fit that form runs as PyG runs it.
 
 Importing this patches nothing and does not need PyG.
 """
@@ -46,8 +46,8 @@ def accelerate(model: Any, strict: bool = False, policy: str = "auto") -> Any:
     they are. The attribute survives ``copy.deepcopy`` and pickling. In a process where this package is absent it does
     nothing; where a model is loaded in a fresh process, call `accelerate` (or `patch_pyg`) there again.
 
-    Layers outside `model` behave as before. `gcn_norm` and the self-loop functions, called by a layer of `model`, return
-    the same tensors again for the same unchanged arguments.
+    Layers outside `model` behave as before. `gcn_norm` and the self-loop functions, called by a layer of `model`,
+    return the same tensors again for the same unchanged arguments.
 
     Args:
         model: any module; itself a layer, or holding some.
@@ -143,8 +143,8 @@ def _start(patch: Patch) -> None:
 def patch_pyg(policy: str = "auto") -> Patch:
     """Lets every PyG message passing layer in the process aggregate without writing a message per edge.
 
-    Calls are counted: the patch ends when each has been undone, by `unpatch_pyg`, by the end of a ``with`` block or by the
-    returned object's ``undo``. Then the replaced functions are PyG's own objects again.
+    Calls are counted: the patch ends when each has been undone, by `unpatch_pyg`, by the end of a ``with`` block or by
+    the returned object's ``undo``. Then the replaced functions are PyG's own objects again.
 
     Args:
         policy: how plans are chosen, see `gnn_spmm_plugin.plan`.

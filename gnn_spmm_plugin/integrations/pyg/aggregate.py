@@ -39,7 +39,7 @@ def index_vector(p: Pending, dim: Any, index: Any, expanded: bool) -> Tensor | N
     if index is None or index.device != p.src.device or dim != p.dim:
         return None
     if not expanded:
-        return index if index.dim() == 1 and index.shape[0] == p.shape[dim] else None  # type: ignore[no-any-return]
+        return index if index.dim() == 1 and index.shape[0] == p.shape[dim] else None
     if index.shape != p.shape:
         return None
     for d, (size, stride) in enumerate(zip(index.shape, index.stride(), strict=True)):

@@ -1,9 +1,9 @@
 """The lazy gather: what ``message()`` gets for ``x_j`` in place of one row of features per edge.
 
-A `LazyMessage` looks like the tensor that PyG would have gathered. It answers questions about shape, dtype and device by
-itself, takes up edge weights it is multiplied with, and lets element-wise operations run on the nodes before the gather.
-The aggregation that follows asks it for its parts (`Pending`). Everything else that is done to it, in Python or below,
-makes it gather, once, exactly as PyG does.
+A `LazyMessage` looks like the tensor that PyG would have gathered. It answers questions about shape, dtype and device
+by itself, takes up edge weights it is multiplied with, and lets element-wise operations run on the nodes before the
+gather. The aggregation that follows asks it for its parts (`Pending`). Everything else that is done to it, in Python or
+below, makes it gather, once, exactly as PyG does.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def version(t: Tensor) -> int:
 class Pending:
     """The parts of messages that were not written: ``src`` gathered along ``dim`` by ``index``, times each factor.
 
-    ``src`` and the factors require gradients exactly if the messages do: what was made under ``no_grad`` is detached here.
+    ``src`` and the factors require gradients exactly if the messages do: what was made under ``no_grad`` is detached.
 
     Attributes:
         src: ``[.., N, ..]`` features.
@@ -81,6 +81,7 @@ class Pending:
 
     @property
     def requires_grad(self) -> bool:
+        """Whether the messages would require a gradient."""
         return self.src.requires_grad or any(f.requires_grad for f in self.factors)
 
     @property
@@ -173,7 +174,7 @@ class Pending:
         return per_edge, others
 
     def scaled(self, t: Tensor) -> Any:
-        """The messages times `t`; NotImplemented unless `t` is one value for each message (and head), or each feature."""
+        """The messages times `t`; NotImplemented unless `t` is one value per message (and head), or per feature."""
         if type(t) not in PLAIN or t.device != self.src.device or t.is_complex() or t.layout != torch.strided:
             return NotImplemented
         found = self.varying(t)
@@ -264,7 +265,7 @@ class LazyMessage(Tensor):
     @staticmethod
     def make(pending: Pending) -> LazyMessage:
         """A tensor without memory. Code below Python that asks for its layout, as any that reads it must, raises."""
-        made: LazyMessage = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: LazyMessage = torch.Tensor._make_wrapper_subclass(
             LazyMessage,
             pending.shape,
             dtype=pending.dtype,
@@ -295,7 +296,7 @@ class LazyMessage(Tensor):
         return func(*materialized(func, args), **materialized(func, kwargs))
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         # Reached only by code that goes around __torch_function__: autograd functions, vmap, C++ extensions.

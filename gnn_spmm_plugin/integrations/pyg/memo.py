@@ -1,12 +1,13 @@
 """`gcn_norm` and the self-loop functions of PyG's layers, remembered from one step to the next.
 
-An uncached GCNConv writes the same normalised ``edge_index`` and weights anew in every step; a tensor that is another object
-each time can be found again only by comparing its content. While the patch is on, these functions return the very tensors
-that they returned last time for the same, unchanged arguments, so that the graph made from them is found by identity.
+An uncached GCNConv writes the same normalised ``edge_index`` and weights anew in every step; a tensor that is another
+object each time can be found again only by comparing its content. While the patch is on, these functions return the
+very tensors that they returned last time for the same, unchanged arguments, so that the graph made from them is found
+by identity.
 
-Arguments are compared as `gnn_spmm_plugin.cache` compares an ``edge_index``: by weak reference and version, on the CPU also by
-content. Nothing that requires a gradient is remembered, nor anything made in inference mode. A result that somebody wrote
-into, or asked a gradient of, is not returned again.
+Arguments are compared as `gnn_spmm_plugin.cache` compares an ``edge_index``: by weak reference and version, on the CPU
+also by content. Nothing that requires a gradient is remembered, nor anything made in inference mode. A result that
+somebody wrote into, or asked a gradient of, is not returned again.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from torch import Tensor
 
 from ... import cache
 from ..._config import counters, verify_always
+from ...graph import capturing
 
 #: At most this many results are kept, and at most as many bytes as `cache` keeps of graphs.
 MAX_ENTRIES = 32
@@ -114,7 +116,7 @@ def _compared(t: Tensor) -> bool:
 def _key(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, list[Tensor]] | None:
-    """What two calls with the same result have in common, and the tensors among the arguments; None: do not remember."""
+    """What two calls of the same result have in common, and the tensor arguments; None: do not remember."""
     tensors: list[Tensor] = []
     parts: list[Any] = [function, torch.get_default_dtype()]
     for name, value in [*enumerate(args), *sorted(kwargs.items())]:
@@ -139,7 +141,7 @@ def _key(
 def _call(
     active: Callable[[], bool], function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    if getattr(_local, "busy", False) or not active() or cache.capturing(_device(args)):
+    if getattr(_local, "busy", False) or not active() or capturing(_device(args)):
         return function(*args, **kwargs)
     found = _key(function, args, kwargs)
     if found is None:
@@ -218,12 +220,12 @@ def _wrapper(function: Callable[..., Any], active: Callable[[], bool]) -> Any:
         return call(active, function, args, kwargs)
 
     call = _call
-    # TorchScript reads the source of what a layer calls, in that function's own globals; through these two attributes it,
-    # and torch.compile, see the function itself.
-    made = types.FunctionType(wrapper.__code__, function.__globals__, function.__name__, None, wrapper.__closure__)  # type: ignore[attr-defined]
+    # TorchScript reads the source of what a layer calls, in that function's own globals; through these two attributes
+    # it, and torch.compile, see the function itself.
+    made = types.FunctionType(wrapper.__code__, function.__globals__, function.__name__, None, wrapper.__closure__)
     functools.update_wrapper(made, function)
-    setattr(made, "__script_if_tracing_wrapper", True)  # noqa: B010
-    setattr(made, "__original_fn", function)  # noqa: B010
+    setattr(made, "__script_if_tracing_wrapper", True)
+    setattr(made, "__original_fn", function)
     return made
 
 

@@ -77,7 +77,8 @@ def below(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if lost or overload is None or overload.is_mutable or str(func).startswith(("aten.stride", "aten.is_contiguous")):
         raise RuntimeError(
             f"gnn_spmm_plugin: {func} reached the memory of messages that were never written; this layer passes x_j to "
-            "code that torch cannot see into. Pass x_j.clone(), or leave the layer out with gnn_spmm_plugin.restore(layer)"
+            "code that torch cannot see into. Pass x_j[:] (which writes them), or leave the layer out with "
+            "gnn_spmm_plugin.restore(layer)"
         )
     args, kwargs = torch.utils._pytree.tree_map_only(Tensor, Tensor.detach, plain)
     return func(*args, **kwargs)
@@ -204,12 +205,12 @@ def _affine(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if len(args) != 2 or kwargs:
         return NotImplemented
     a, b = args
-    p: Pending = a.pending if is_lazy(a) else b.pending if is_lazy(b) else None
+    p: Pending | None = a.pending if is_lazy(a) else b.pending if is_lazy(b) else None
     other = b if is_lazy(a) else a
     if p is None or isinstance(other, LazyMessage):
         return NotImplemented
     divides = func in _DIVISIONS
-    if divides and (other is a or isinstance(other, numbers.Real) and not other):
+    if divides and (other is a or (isinstance(other, numbers.Real) and not other)):
         return NotImplemented
     if not isinstance(other, numbers.Real):
         if divides or type(other) not in PLAIN or other.requires_grad or other.device != p.src.device:

@@ -1,4 +1,4 @@
-"""What is replaced in PyG while the plugin is on, and when: four methods of two base classes, and `memo`'s functions."""
+"""What is replaced in PyG while the plugin is on, and when: methods of two base classes, and `memo`'s functions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _count = 0  # patches in force for the whole process
 _layers: weakref.WeakSet[Any] = weakref.WeakSet()  # accelerated one by one
 _saved: list[tuple[Any, str, Any, Any]] = []
 _local = threading.local()
-_refusal: str | None | bool = False  # why this PyG is left alone; False: not looked at yet
+_refusal: str | bool | None = False  # why this PyG is left alone; False: not looked at yet
 _MISSING = object()
 
 
@@ -49,7 +49,7 @@ def _host_only() -> bool:
     """Whether something records or transforms the operations, so that they must be PyG's own."""
     return (
         torch.compiler.is_compiling()
-        or torch.jit.is_tracing()
+        or torch._C._is_tracing()
         or torch.onnx.is_in_onnx_export()
         or torch_geometric.is_in_onnx_export()
         or torch._C._are_functorch_transforms_active()
