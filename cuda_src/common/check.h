@@ -19,6 +19,11 @@
 
 #include "common/types.h"
 
+// The headers of torch 2.10 to 2.12 know this check by another name.
+#ifndef STABLE_TORCH_ERROR_CODE_CHECK
+#define STABLE_TORCH_ERROR_CODE_CHECK(call) TORCH_ERROR_CODE_CHECK(call)
+#endif
+
 namespace gsp {
 
 using torch::headeronly::ScalarType;
