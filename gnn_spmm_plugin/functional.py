@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from . import _native, reference
 from .graph import Core, Csr, Graph, check_weight
@@ -28,18 +29,24 @@ SCATTER_TIE = "scatter"
 @torch.compiler.assume_constant_result
 def _prepare(core: Core) -> bool:
     """Under torch.compile: build, while tracing, whatever the compiled code will read."""
-    for flipped in (False, True):
-        csr = core.half(flipped)
-        csr.uses += 2  # compiled code runs more than once
-        default_plan(core, csr)
-        for dtype in (torch.float32, torch.float64):
-            csr.inverse_degree(dtype)
+    with _disable_current_modes():  # torch.export runs this among fake tensors
+        for flipped in (False, True):
+            csr = core.half(flipped)
+            csr.uses += 2  # compiled code runs more than once
+            default_plan(core, csr)
+            for dtype in (torch.float32, torch.float64):
+                csr.inverse_degree(dtype)
     return True
 
 
-def _launch(core: Core, csr: Csr) -> Plan:
+def _half(core: Core, flipped: bool) -> Csr:
     if torch.compiler.is_compiling():
         _prepare(core)
+    return core.half(flipped)
+
+
+def _launch(core: Core, csr: Csr) -> Plan:
+    if torch.compiler.is_compiling():  # prepared by `_half`
         return csr.plan  # type: ignore[no-any-return]
     return default_plan(core, csr)
 
@@ -50,7 +57,10 @@ def _heads(weight: Tensor | None) -> int:
 
 def _rows_first(x: Tensor) -> Tensor:
     """`x` [N, F] as the kernels read it: columns adjacent, any distance between rows."""
-    return x if x.stride(1) == 1 or x.shape[1] <= 1 else x.contiguous()
+    if x.stride(1) == 1 or x.shape[1] <= 1:
+        return x
+    # contiguous() leaves the strides of an empty tensor as they are
+    return x.clone(memory_format=torch.contiguous_format)
 
 
 def _needs_grad(a: Tensor, b: Tensor | None) -> bool:
@@ -81,12 +91,12 @@ def _linear(
 def _linear_raw(
     core: Core, flipped: bool, x: Tensor, weight: Tensor | None, mean: str | None, plan: Plan | None
 ) -> Tensor:
-    csr = core.half(flipped)
+    csr = _half(core, flipped)
     p = _launch(core, csr) if plan is None else plan
     w = None if weight is None else csr.in_row_order(weight)
     scale = None
     if mean == "cols":
-        scale = core.half(not flipped).inverse_degree(_native.accumulation_dtype(x.dtype))
+        scale = _half(core, not flipped).inverse_degree(_native.accumulation_dtype(x.dtype))
     x = _rows_first(x)
     return _native.spmm(csr.rowptr, csr.col, w, x, scale, None, p.items, p.config, mean == "rows")
 
@@ -117,7 +127,8 @@ class _Linear(torch.autograd.Function):
             grad_x = _linear(core, not flipped, grad, weight, other)
         if ctx.needs_input_grad[1]:
             if mean is not None:  # the count belongs to the rows of one side; scale that side
-                inverse = core.half(flipped == (mean == "rows")).inverse_degree(_native.accumulation_dtype(grad.dtype))
+                side = _half(core, flipped == (mean == "rows"))
+                inverse = side.inverse_degree(_native.accumulation_dtype(grad.dtype))
                 scaled = (grad if mean == "rows" else x) * inverse.unsqueeze(1)
                 grad, x = (scaled.to(x.dtype), x) if mean == "rows" else (grad, scaled.to(x.dtype))
             grad_weight = _dot(core, flipped, grad, x, _heads(weight))
@@ -127,12 +138,14 @@ class _Linear(torch.autograd.Function):
 def _dot(core: Core, flipped: bool, a: Tensor, b: Tensor, heads: int) -> Tensor:
     """Dot product of a[row] and b[column] for each entry, in the caller's order: [E], or [E, heads] where heads > 0."""
     if _needs_grad(a, b):
+        if a is b and torch.compiler.is_compiling():
+            b = b.view_as(b)  # dynamo wants no tensor twice
         return _Dot.apply(a, b, core, flipped, heads)  # type: ignore[no-any-return]
     return _dot_raw(core, flipped, a, b, heads)
 
 
 def _dot_raw(core: Core, flipped: bool, a: Tensor, b: Tensor, heads: int) -> Tensor:
-    csr = core.half(flipped)
+    csr = _half(core, flipped)
     return _native.sddmm(csr.rowptr, csr.col, csr.perm, _rows_first(a), _rows_first(b), heads)
 
 
@@ -157,7 +170,7 @@ class _Dot(torch.autograd.Function):
 def _extremum_raw(
     core: Core, flipped: bool, x: Tensor, weight: Tensor | None, minimum: bool, plan: Plan | None
 ) -> tuple[Tensor, Tensor]:
-    csr = core.half(flipped)
+    csr = _half(core, flipped)
     p = _launch(core, csr) if plan is None else plan
     w = None if weight is None else csr.in_row_order(weight)
     return _native.spmm_arg(  # type: ignore[no-any-return]
@@ -193,10 +206,11 @@ class _Extremum(torch.autograd.Function):
             return (None,) * 7
         x, weight, picks = ctx.saved_tensors
         need_x, need_weight = ctx.needs_input_grad[:2]
-        derive = _first_gradients if ctx.tie == "first" else _split_gradients
-        if ctx.tie == SCATTER_TIE:
-            derive = _scatter_gradients
-        grads = derive(ctx.core, ctx.flipped, x, weight, picks, grad, need_x, need_weight)
+        arguments = (ctx.core, ctx.flipped, x, weight, picks, grad, need_x, need_weight)
+        if ctx.tie == "first":
+            grads = _first_gradients(*arguments)
+        else:
+            grads = _split_gradients(*arguments, zero_wins=ctx.tie == SCATTER_TIE)
         return *grads, None, None, None, None, None
 
 
@@ -231,7 +245,7 @@ def _split_gradients(
 ) -> tuple[Tensor | None, Tensor | None]:
     if _needs_grad(grad, x) or (weight is not None and _needs_grad(weight, None)):
         return _split_gradients_dense(core, flipped, x, weight, out, grad, need_x, need_weight, zero_wins)
-    csr, other = core.half(flipped), core.half(not flipped)
+    csr, other = _half(core, flipped), _half(core, not flipped)
     w = None if weight is None else csr.in_row_order(weight)
     p = _launch(core, csr)
     x, out = _rows_first(x), out.contiguous()
@@ -249,10 +263,6 @@ def _split_gradients(
     return grad_x, grad_weight
 
 
-def _scatter_gradients(*args: Any) -> tuple[Tensor | None, Tensor | None]:
-    return _split_gradients(*args, zero_wins=True)
-
-
 def _split_gradients_dense(
     core: Core,
     flipped: bool,
@@ -265,7 +275,7 @@ def _split_gradients_dense(
     zero_wins: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
     """The same in plain torch, of size E x F, for second derivatives, which are rare."""
-    csr = core.half(flipped)
+    csr = _half(core, flipped)
     src, dst = csr.in_caller_order(csr.col).long(), csr.in_caller_order(csr.rows()).long()
     factor = _per_column(weight, x.shape[1])
     message = x[src] if factor is None else x[src] * factor
@@ -298,7 +308,7 @@ def _picked_x(core: Core, flipped: bool, grad: Tensor, weight: Tensor | None, ar
 
 
 def _picked_x_raw(core: Core, flipped: bool, grad: Tensor, weight: Tensor | None, arg: Tensor) -> Tensor:
-    csr = core.half(not flipped)
+    csr = _half(core, not flipped)
     p = _launch(core, csr)
     w = None if weight is None else csr.in_row_order(weight)
     return _native.spmm_arg_backward(  # type: ignore[no-any-return]
@@ -313,7 +323,7 @@ def _picked_weight(core: Core, flipped: bool, grad: Tensor, x: Tensor, arg: Tens
 
 
 def _picked_weight_raw(core: Core, flipped: bool, grad: Tensor, x: Tensor, arg: Tensor, heads: int) -> Tensor:
-    csr = core.half(flipped)
+    csr = _half(core, flipped)
     return _native.sddmm_arg(  # type: ignore[no-any-return]
         csr.rowptr, csr.col, csr.perm, _rows_first(grad), _rows_first(x), arg, heads
     )
@@ -321,7 +331,7 @@ def _picked_weight_raw(core: Core, flipped: bool, grad: Tensor, x: Tensor, arg: 
 
 def _pick(core: Core, flipped: bool, x: Tensor, weight: Tensor | None, arg: Tensor) -> Tensor:
     """The message of the winning edge of each output element; plain torch, for second derivatives."""
-    csr = core.half(flipped)
+    csr = _half(core, flipped)
     if csr.col.shape[0] == 0:
         return x.new_zeros(arg.shape) + x[:0].sum()
     edge = arg.clamp(min=0).long()
@@ -372,7 +382,7 @@ class _PickedWeight(torch.autograd.Function):
 class _EdgeSoftmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, core: Core, flipped: bool) -> Tensor:
-        csr = core.half(flipped)
+        csr = _half(core, flipped)
         p = _native.edge_softmax(csr.rowptr, csr.perm, logits)
         ctx.save_for_backward(p)
         ctx.core, ctx.flipped = core, flipped
@@ -382,7 +392,7 @@ class _EdgeSoftmax(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Any:
         (p,) = ctx.saved_tensors
         core, flipped = ctx.core, ctx.flipped
-        csr = core.half(flipped)
+        csr = _half(core, flipped)
         if not _needs_grad(grad, p):
             return (
                 _native.edge_softmax_backward(csr.rowptr, csr.perm, p, grad.contiguous()),
@@ -400,10 +410,9 @@ class _EdgeSoftmax(torch.autograd.Function):
 # ---------------------------------------------------------------------- under functional transforms
 
 
+@torch.compiler.assume_constant_result  # torch.compile enters transforms while tracing, and guards on them
 def _transformed() -> bool:
     """Whether vmap, torch.func.grad, jvp or forward-mode differentiation is under way: kernels see none of them."""
-    if torch.compiler.is_compiling():
-        return False
     return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
 
 
@@ -608,5 +617,5 @@ def edge_softmax(graph: Graph, logits: Tensor) -> Tensor:
     logits = logits.contiguous()
     if _needs_grad(logits, None):
         return _EdgeSoftmax.apply(logits, graph._core, graph._flipped)  # type: ignore[no-any-return]
-    csr = graph._csr
+    csr = _half(graph._core, graph._flipped)
     return _native.edge_softmax(csr.rowptr, csr.perm, logits)  # type: ignore[no-any-return]

@@ -597,6 +597,7 @@ class Graph:
     # ------------------------------------------------------------------ operators
 
     def __matmul__(self, x: Tensor) -> Tensor:
+        """``A @ x``. torch.compile breaks its graph at an operator like this; `reduce` and `spmm` it sees through."""
         return self.reduce(x, "sum")
 
     def reduce(self, x: Tensor, reduce: str = "sum", **kwargs: Any) -> Tensor:
