@@ -1,0 +1,107 @@
+"""The same bits: from run to run, for every number of threads, cold and warm, with and without the flag."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from checks import same_bits
+from strategies import NAMED, REDUCES, values
+
+import gnn_spmm_plugin as gsp
+
+THREADS = (1, 2, 3, 8)
+
+
+@pytest.fixture(autouse=True)
+def restore_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+    torch.use_deterministic_algorithms(False)
+
+
+def skewed(device: str, seed: int = 7) -> tuple[gsp.Graph, torch.Tensor]:
+    """H19: 2000 nodes, 100000 edges, node 0 has thousands of them."""
+    generator = torch.Generator().manual_seed(seed)
+    src = torch.randint(2000, (100_000,), generator=generator)
+    dst = (torch.rand(100_000, generator=generator) ** 3 * 2000).floor().long()
+    weight = torch.randn(100_000, generator=generator)
+    return gsp.Graph.from_edge_index(torch.stack([src, dst]).to(device), 2000), weight.to(device)
+
+
+def everything(
+    g: gsp.Graph,
+    weight: torch.Tensor,
+    reduce: str,
+    tie: str = "first",
+    dtype: torch.dtype = torch.float32,
+    width: int = 64,
+) -> list[torch.Tensor]:
+    x = values((g.num_src, width), dtype, 1, device=str(g.device)).requires_grad_()
+    w = weight.to(dtype).requires_grad_()
+    out = gsp.spmm(g, x, w, reduce, tie=tie)
+    grad = values(tuple(out.shape), dtype, 2, device=str(g.device))
+    return [out.detach(), *torch.autograd.grad(out, (x, w), grad)]
+
+
+@pytest.mark.parametrize("flag", [False, True])
+@pytest.mark.parametrize(("reduce", "tie"), [("sum", "first"), ("mean", "first"), ("max", "first"), ("max", "split")])
+def test_runs(device: str, reduce: str, tie: str, flag: bool) -> None:
+    """H19: 20 runs, of them the first on a cold plan."""
+    torch.use_deterministic_algorithms(flag)
+    g, weight = skewed(device)
+    first = everything(g, weight, reduce, tie)
+    for _ in range(5 if device == "cpu" else 20):
+        assert all(same_bits(a, b) for a, b in zip(first, everything(g, weight, reduce, tie), strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("reduce", "tie"), [("sum", "first"), ("mean", "first"), ("min", "first"), ("max", "split")])
+def test_threads(reduce: str, tie: str, dtype: torch.dtype) -> None:
+    g, weight = skewed("cpu")
+    for width in (1, 33):
+        results = []
+        for threads in THREADS:
+            torch.set_num_threads(threads)
+            results.append(everything(g, weight, reduce, tie, dtype, width))
+        for other in results[1:]:
+            assert all(same_bits(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+@pytest.mark.parametrize("name", ["hub", "reverse_hub", "wide", "shuffled"])
+def test_threads_on_edges(name: str) -> None:
+    """sddmm, edge_softmax, and building: sorting and the transpose."""
+    e = NAMED[name]
+    results = []
+    for threads in THREADS:
+        torch.set_num_threads(threads)
+        g = e.graph()
+        logits = values((e.num_edges, 3), torch.float32, 1).requires_grad_()
+        p = gsp.edge_softmax(g, logits)
+        a, b = values((e.num_dst, 65), torch.float32, 2), values((e.num_src, 65), torch.float32, 3)
+        (grad,) = torch.autograd.grad(p, logits, values((e.num_edges, 3), torch.float32, 4))
+        results.append([g.perm, g.col, g.T.perm, g.T.col, p.detach(), grad, gsp.sddmm(g, a, b)])
+    for other in results[1:]:
+        assert all(same_bits(x, y) for x, y in zip(results[0], other, strict=True))
+
+
+@pytest.mark.parametrize("name", ["hub", "reverse_hub", "shuffled"])
+@pytest.mark.parametrize("reduce", REDUCES)
+def test_cold_and_warm(device: str, reduce: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An upgrade of the plan changes no bit, and neither does asking for a plan."""
+    e = NAMED[name]
+    weight = values((e.num_edges,), torch.float32, 3, device=device)
+    results = []
+    for mode in ("cold", "warm", "auto"):
+        monkeypatch.setenv("GSP_MODE", mode)
+        g = e.graph(device)
+        results += [everything(g, weight, reduce, width=5) for _ in range(3)]
+    for other in results[1:]:
+        assert all(same_bits(a, b) for a, b in zip(results[0], other, strict=True))
+    x = values((e.num_src, 5), torch.float32, 1, device=device)
+    for mode in ("cold", "warm"):
+        plan = gsp.plan(g, 5, reduce=reduce, mode=mode)
+        out = gsp.spmm(g, x, weight, reduce, plan=plan)
+        assert isinstance(out, torch.Tensor) and same_bits(out, results[0][0])
