@@ -42,6 +42,7 @@ class Pending:
         "dtype",
         "factors",
         "gather",
+        "hooks",
         "index",
         "linked",
         "parent",
@@ -49,6 +50,7 @@ class Pending:
         "rows",
         "shape",
         "src",
+        "tied",
         "versions",
         "via",
         "zeros",
@@ -59,14 +61,15 @@ class Pending:
         src: Tensor,
         index: Tensor,
         dim: int,
-        gather: Callable[[Tensor, Tensor], Tensor],
+        gather: Callable[[Tensor, Tensor, int], Tensor],
         record: Record,
         linked: bool,
         factors: tuple[Tensor, ...] = (),
     ) -> None:
         self.src, self.index, self.dim, self.gather, self.record = src, index, dim, gather, record
         self.factors = factors
-        self.linked = linked
+        self.linked = linked  # whether to tie the lazy tensor into the autograd graph ...
+        self.tied = False  # ... and whether that was done
         self.shape = torch.Size((*src.shape[:dim], index.shape[0], *src.shape[dim + 1 :]))
         dtype = src.dtype
         for factor in factors:
@@ -77,6 +80,7 @@ class Pending:
         self.rows: Tensor | None = None
         self.parent: Pending | None = None  # for a view of other messages: whose, and how it was made
         self.via: Callable[[Tensor], Tensor] | None = None
+        self.hooks = _saved_tensor_hooks()
         self.zeros: Any = None  # (weak reference to the last tensor made by new_zeros, its version)
 
     @property
@@ -117,11 +121,18 @@ class Pending:
             else:
                 self.check()
                 with torch.set_grad_enabled(torch.is_grad_enabled() or self.requires_grad):
-                    rows = self.gather(self.src, self.index)
-                    for factor in self.factors:
-                        rows = rows * factor
-                self.rows = rows
+                    if _saved_tensor_hooks() == self.hooks:
+                        self.rows = self._gather_rows()
+                    else:  # the hooks of a checkpoint that began since are not meant for what came before
+                        with torch.autograd.graph.saved_tensors_hooks(_same, _same):
+                            self.rows = self._gather_rows()
         return self.rows
+
+    def _gather_rows(self) -> Tensor:
+        rows = self.gather(self.src, self.index, self.dim)
+        for factor in self.factors:
+            rows = rows * factor
+        return rows
 
     # ------------------------------------------------------------------ other messages made from these
 
@@ -248,6 +259,14 @@ class Pending:
         return 1 if self.dim == 0 else 0
 
 
+def _saved_tensor_hooks() -> Any:
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+
+
+def _same(t: Tensor) -> Tensor:
+    return t
+
+
 def _as_heads(weight: Tensor) -> Tensor:
     return weight.unsqueeze(1) if weight.dim() == 1 else weight
 
@@ -261,6 +280,7 @@ class LazyMessage(Tensor):
     """A tensor of messages that is not there until something needs it; see the module."""
 
     pending: Pending
+    attached: Tensor | None = None
 
     @staticmethod
     def make(pending: Pending) -> LazyMessage:
@@ -279,6 +299,20 @@ class LazyMessage(Tensor):
         """Whether autograd itself knows that gradients come back to this tensor."""
         with torch._C.DisableTorchFunctionSubclass():
             return bool(self.requires_grad)
+
+    def adopted(self) -> bool:
+        """Whether an autograd function that returned this tensor gave it a gradient that its parts know nothing of."""
+        return not self.pending.tied and self.requires_grad_below()
+
+    def written(self) -> Tensor:
+        """The messages as a plain tensor."""
+        if not self.adopted():
+            return self.pending.materialize()
+        if self.attached is None:
+            with torch.enable_grad():
+                self.attached = _Attach.apply(self)  # type: ignore[no-untyped-call]
+        assert self.attached is not None
+        return self.attached
 
     @classmethod
     def __torch_function__(
@@ -311,7 +345,8 @@ class _Link(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, pending: Pending, src: Tensor, *factors: Tensor) -> LazyMessage:
         ctx.save_for_backward(src, *factors)
-        ctx.rows_of, ctx.index = pending.gather, pending.index
+        ctx.rows_of, ctx.index, ctx.dim = pending.gather, pending.index, pending.dim
+        pending.tied = True
         return LazyMessage.make(pending)
 
     @staticmethod
@@ -319,12 +354,24 @@ class _Link(torch.autograd.Function):
         create_graph = torch.is_grad_enabled()
         with torch.enable_grad():
             saved = ctx.saved_tensors
-            rows = ctx.rows_of(saved[0], ctx.index)
+            rows = ctx.rows_of(saved[0], ctx.index, ctx.dim)
             for factor in saved[1:]:
                 rows = rows * factor
             wanted = [t for t in saved if t.requires_grad]
             found = iter(torch.autograd.grad(rows, wanted, grad, create_graph=create_graph))
         return (None, *(next(found) if t.requires_grad else None for t in saved))
+
+
+class _Attach(torch.autograd.Function):
+    """The messages of a lazy tensor that an autograd function returned, with that function as their origin."""
+
+    @staticmethod
+    def forward(ctx: Any, lazy: LazyMessage) -> Tensor:
+        return lazy.pending.materialize().detach().clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
 
 
 def wrap(pending: Pending) -> LazyMessage:

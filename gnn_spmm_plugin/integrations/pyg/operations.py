@@ -20,7 +20,7 @@ Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 def is_lazy(value: Any) -> bool:
     """Whether `value` stands for messages that nobody has looked at."""
-    return type(value) is LazyMessage and value.pending.pristine
+    return type(value) is LazyMessage and value.pending.pristine and not value.adopted()
 
 
 # ---------------------------------------------------------------------- everything else: gather
@@ -36,7 +36,7 @@ def _replace(value: Any, found: list[LazyMessage]) -> Any:
     """`value` with messages in place of lazy ones, also inside of containers, and the lazy ones that were found."""
     if isinstance(value, LazyMessage):
         found.append(value)
-        return value.pending.materialize()
+        return value.written()
     if type(value) in (tuple, list):
         before = len(found)
         made = [_replace(v, found) for v in value]

@@ -77,10 +77,18 @@ def _gather(self: Any, src: Tensor, index: Tensor) -> Tensor:
         src = constant(src)
     dim = self.node_dim % src.dim()
 
-    def gather(rows: Tensor, at: Tensor) -> Tensor:
-        return original(self, rows, at)  # type: ignore[no-any-return]
+    return wrap(Pending(src, index, dim, _rows, record, not trusted))
 
-    return wrap(Pending(src, index, dim, gather, record, not trusted))
+
+class _Dimension:
+    """All that PyG's own gather asks of a layer."""
+
+    def __init__(self, node_dim: int) -> None:
+        self.node_dim = node_dim
+
+
+def _rows(src: Tensor, index: Tensor, dim: int) -> Tensor:
+    return _original(MessagePassing, "_index_select_safe")(_Dimension(dim), src, index)  # type: ignore[no-any-return]
 
 
 def _unsuitable(src: Tensor, index: Tensor, trusted: bool) -> str | None:
@@ -179,9 +187,9 @@ def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
 def _settled(out: Any) -> Any:
     """What leaves a layer is written, so that later changes of its inputs cannot reach it."""
     if isinstance(out, LazyMessage):
-        if out.pending.pristine:
+        if is_lazy(out):
             out.pending.record.miss("the layer returns its messages")
-        return out.pending.materialize()
+        return out.written()
     if type(out) in (tuple, list) and any(isinstance(o, LazyMessage) for o in out):
         return type(out)(_settled(o) for o in out)
     return out
