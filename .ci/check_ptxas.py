@@ -56,10 +56,19 @@ def demangle(names: list[str]) -> list[str]:
     return done.stdout.splitlines()
 
 
-def _print(kernels: list[Kernel]) -> None:
-    for kernel, name in zip(kernels, demangle([k.name for k in kernels]), strict=True):
-        local = f", {kernel.local_bytes} B local" if kernel.local_bytes else ""
-        print(f"  {kernel.registers:4d} registers{local}  {name}")
+def _print_largest(kernels: list[Kernel]) -> None:
+    largest = sorted(kernels, key=lambda kernel: -kernel.registers)[:SHOWN]
+    for kernel, name in zip(largest, demangle([k.name for k in largest]), strict=True):
+        print(f"  {kernel.registers:4d} registers  {name}")
+
+
+def _print_spilling(kernels: list[Kernel]) -> None:
+    places: dict[str, list[str]] = {}
+    for kernel in kernels:
+        places.setdefault(kernel.name, []).append(f"{kernel.arch} {kernel.local_bytes} B")
+    print(f"{len(places)} kernels spill registers or keep arrays in local memory:")
+    for where, name in zip(places.values(), demangle(list(places)), strict=True):
+        print(f"  {name}: {', '.join(where)}")
 
 
 def main() -> int:
@@ -71,13 +80,10 @@ def main() -> int:
     for arch in sorted({kernel.arch for kernel in kernels}):
         of_arch = [kernel for kernel in kernels if kernel.arch == arch]
         print(f"{arch}: {len(of_arch)} kernels, the most registers:")
-        _print(sorted(of_arch, key=lambda kernel: -kernel.registers)[:SHOWN])
+        _print_largest(of_arch)
     spilling = [kernel for kernel in kernels if kernel.local_bytes]
     if spilling:
-        print(f"{len(spilling)} kernels spill registers or keep arrays in local memory:")
-        for arch in sorted({kernel.arch for kernel in spilling}):
-            print(f"{arch}:")
-            _print([kernel for kernel in spilling if kernel.arch == arch])
+        _print_spilling(spilling)
     return 1 if spilling else 0
 
 

@@ -269,4 +269,4 @@ def test_ptxas_report_fails_on_local_memory(skip: int, status: int, tmp_path: Pa
     done = subprocess.run([sys.executable, script, log], capture_output=True, text=True, check=False)
     assert done.returncode == status, done.stderr
     if skip == 0:
-        assert "268 B local" in done.stdout and "8 registers" in done.stdout
+        assert "sm_80 268 B" in done.stdout and "8 registers" in done.stdout
