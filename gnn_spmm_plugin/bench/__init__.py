@@ -1,0 +1,1 @@
+"""Measurements. Nothing of the package imports this."""

@@ -1,0 +1,334 @@
+"""The command line, ``gnn-spmm``. Exit codes: 0, 1 for a failed check, 2 for a mistake in what was asked for."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import gnn_spmm_plugin as gsp
+
+from . import _config, _native, data
+from ._table import bytes_text, show, write_json
+from .data.edges import SUFFIXES, EdgeFileError, read_edges
+from .graph import Graph
+from .kernels import DTYPES, REDUCES
+from .plan import MODES, POLICIES
+
+_DTYPES = {str(d).removeprefix("torch."): d for d in DTYPES}
+_OPTIONAL = ("torch_geometric", "torch_sparse", "pyg_lib", "dgl", "scipy", "tqdm", "rich")
+
+
+class UsageError(Exception):
+    """What was asked for cannot be done; the message says why."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command; returns the exit code."""
+    args = _parser().parse_args(argv)
+    try:
+        return int(args.run(args) or 0)
+    except (UsageError, EdgeFileError) as e:
+        print(f"gnn-spmm {args.command}: {e}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # the reader of a pipe has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gnn-spmm",
+        description="Aggregation for graph neural networks: what is installed, what it chooses, what it gains.",
+    )
+    parser.add_argument("--version", action="version", version=f"gnn_spmm_plugin {gsp.__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+
+    def command(name: str, run: Any, text: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text)
+        sub.add_argument("--json", metavar="FILE", help="write the result as JSON (- for stdout)")
+        sub.set_defaults(run=run)
+        return sub
+
+    command("info", _info, "versions, how it was built, the GPU, and each kernel: available, or why not")
+
+    demo = command("demo", _demo, "train a stock PyG GCN, plain and accelerated, and compare")
+    _graph_source(demo)
+    demo.add_argument("--epochs", type=_positive, default=200, help="default 200")
+    demo.add_argument("--hidden", type=_positive, default=16, help="hidden units, default 16")
+    demo.add_argument("--seed", type=int, default=0, help="default 0")
+    demo.add_argument(
+        "--device", choices=["all", "cpu", "cuda"], default="all", help="default: CPU, and GPU if there is one"
+    )
+
+    explain = command("explain", _explain, "how a product with this graph would run, and why")
+    report = command("report", _report, "the features of a graph and its plans at some widths")
+    for sub in (explain, report):
+        sub.add_argument("graph", metavar="GRAPH", help=f"{', '.join(data.names())}, or a file ({', '.join(SUFFIXES)})")
+        sub.add_argument("--dtype", choices=_DTYPES, default="float32")
+        sub.add_argument("--reduce", choices=REDUCES, default="sum")
+        sub.add_argument("--policy", choices=POLICIES, default="auto")
+        sub.add_argument("--device", choices=["cpu", "cuda"], default=None, help="default: the GPU if there is one")
+    explain.add_argument("--width", type=_positive, default=128, help="feature columns, default 128")
+    explain.add_argument("--mode", choices=MODES, default="auto")
+    explain.add_argument("--kernel", default=None, help="this kernel instead of a choice, see `gnn-spmm info`")
+    report.add_argument("--width", type=_positive, nargs="+", default=[16, 64, 256], help="default 16 64 256")
+
+    bench = command("bench", _bench, "time the operators against torch.sparse and PyG, after checking them")
+    bench.add_argument("--graph", nargs="+", default=None, metavar="GRAPH", help="names, files, or random:NODES:EDGES")
+    bench.add_argument("--width", type=_positive, nargs="+", default=[16, 64, 256], help="default 16 64 256")
+    bench.add_argument("--reduce", choices=REDUCES, nargs="+", default=["sum", "mean", "max"])
+    bench.add_argument("--dtype", choices=_DTYPES, default="float32")
+    bench.add_argument("--device", choices=["cpu", "cuda"], default=None, help="default: the GPU if there is one")
+    bench.add_argument("--repeat", type=_positive, default=20, help="timed calls of each, default 20")
+    bench.add_argument("--csv", metavar="FILE", help="write the measurements as CSV")
+    return parser
+
+
+def _graph_source(parser: argparse.ArgumentParser) -> None:
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--dataset", choices=data.names(), default=None, help="default cora")
+    source.add_argument(
+        "--edges-file", metavar="FILE", help=f"your own edge list ({', '.join(SUFFIXES)}), random features"
+    )
+
+
+def _positive(value: str) -> int:
+    try:
+        number = int(value)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number, 1 or more, got {value!r}")
+    return number
+
+
+def _device(name: str | None) -> str:
+    if name is None:
+        name = "cuda" if torch.cuda.is_available() and _native.cuda_error is None else "cpu"
+    _require(name)
+    return name
+
+
+def _require(device: str) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("torch sees no GPU; use --device cpu")
+    try:
+        _native.require(torch.device(device))
+    except RuntimeError as e:
+        raise UsageError(str(e)) from e
+
+
+def _edges(name: str) -> tuple[torch.Tensor, int]:
+    """The edges and number of nodes of a shipped graph or a file."""
+    if name in data.names():
+        dataset = data.load(name)
+        return dataset.edge_index, dataset.num_nodes
+    if not Path(name).suffix and not Path(name).exists():
+        raise UsageError(f"unknown graph {name!r}: neither a file nor one of {', '.join(data.names())}")
+    return read_edges(name)
+
+
+def _graph(name: str, device: str) -> Graph:
+    edge_index, num_nodes = _edges(name)
+    return Graph.from_edge_index(edge_index.to(device), num_nodes)
+
+
+# ---------------------------------------------------------------------- commands
+
+
+def _version(module: str) -> str | None:
+    try:
+        return metadata.version(module.replace("_", "-"))
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def info() -> dict[str, Any]:
+    """What ``gnn-spmm info`` shows."""
+    gpus = []
+    if torch.cuda.is_available():
+        for i in range(torch.cuda.device_count()):
+            p = torch.cuda.get_device_properties(i)
+            gpus.append(
+                {
+                    "name": p.name,
+                    "capability": f"{p.major}.{p.minor}",
+                    "memory": p.total_memory,
+                    "sms": p.multi_processor_count,
+                }
+            )
+    return {
+        "gnn_spmm_plugin": gsp.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "torch": torch.__version__,
+        "torch_cuda": torch.version.cuda,
+        "threads": torch.get_num_threads(),
+        "optional": {name: _version(name) for name in _OPTIONAL},
+        "build": _native.build_info(),
+        "libraries": {"cpu": _native.cpu_error or "loaded", "cuda": _native.cuda_error or "loaded"},
+        "gpus": gpus,
+        "kernels": gsp.kernels(),
+        "environment": {name: os.environ[name] for name in _config.ENVIRONMENT if name in os.environ},
+    }
+
+
+def _info(args: argparse.Namespace) -> None:
+    result = info()
+    if args.json == "-":
+        write_json("-", result)
+        return
+    facts = [
+        ("gnn_spmm_plugin", result["gnn_spmm_plugin"]),
+        ("python", f"{result['python']}, {result['platform']}"),
+        ("torch", f"{result['torch']}, CUDA {result['torch_cuda'] or 'none'}, {result['threads']} threads"),
+        *((name, version or "not installed") for name, version in result["optional"].items()),
+        ("CPU library", result["libraries"]["cpu"]),
+        ("CUDA library", result["libraries"]["cuda"]),
+        *((f"build: {key}", str(value)) for key, value in result["build"].items()),
+        *(
+            ("GPU", f"{g['name']}, compute capability {g['capability']}, {bytes_text(g['memory'])}, {g['sms']} SMs")
+            for g in result["gpus"]
+        ),
+        *([] if result["gpus"] else [("GPU", "torch sees none")]),
+        *result["environment"].items(),
+    ]
+    width = max(len(name) for name, _ in facts)
+    for name, value in facts:
+        print(f"{name.ljust(width)}  {value}")
+    print()
+    print("kernels")
+    for kernel in result["kernels"]:
+        print(f"  {kernel['name']}  {'available' if kernel['available'] else 'not available'}: {kernel['summary']}")
+        for reason in kernel["reasons"]:
+            print(f"    because {reason}")
+    write_json(args.json, result)
+
+
+def _demo(args: argparse.Namespace) -> None:
+    from . import demo
+
+    devices = ["cpu", "cuda"] if args.device == "all" else [args.device]
+    if args.device == "all" and (not torch.cuda.is_available() or _native.cuda_error is not None):
+        devices = ["cpu"]
+        if torch.cuda.is_available():
+            print(f"CPU only: {_native.cuda_error}", file=sys.stderr)
+    for device in devices:
+        _require(device)
+    if args.edges_file is not None:
+        dataset = data.with_noise(Path(args.edges_file).name, *read_edges(args.edges_file))
+    else:
+        dataset = data.load(args.dataset or data.names()[0])
+    try:
+        import torch_geometric  # noqa: F401
+    except ImportError as e:
+        raise UsageError(
+            f"the demo trains a model of torch_geometric, which does not import ({e}); pip install torch_geometric"
+        ) from e
+    try:
+        result = demo.run(dataset, devices, args.epochs, args.seed, args.hidden)
+    except ValueError as e:
+        raise UsageError(str(e)) from e
+    if args.json != "-":
+        demo.report(result)
+    write_json(args.json, result)
+
+
+def _plan_facts(plan: gsp.Plan) -> dict[str, Any]:
+    return {
+        "kernel": plan.kernel.name,
+        "mode": plan.mode,
+        "config": plan.config,
+        "features": None if plan.features is None else dataclasses.asdict(plan.features),
+        "reasons": list(plan.reasons),
+        "build_seconds": plan.build_seconds,
+        "bytes": plan.nbytes(),
+    }
+
+
+def _explain(args: argparse.Namespace) -> None:
+    graph = _graph(args.graph, _device(args.device))
+    try:
+        plan = gsp.plan(
+            graph, args.width, _DTYPES[args.dtype], args.reduce, mode=args.mode, policy=args.policy, kernel=args.kernel
+        )
+    except ValueError as e:
+        raise UsageError(str(e)) from e
+    text = plan.explain()
+    if args.json != "-":
+        print(text)
+    asked = {key: getattr(args, key) for key in ("graph", "width", "dtype", "reduce", "policy")}
+    write_json(args.json, {**asked, "device": str(graph.device), **_plan_facts(plan), "explain": text})
+
+
+def _report(args: argparse.Namespace) -> None:
+    device = _device(args.device)
+    graph = _graph(args.graph, device)
+    plans = [gsp.plan(graph, width, _DTYPES[args.dtype], args.reduce, policy=args.policy) for width in args.width]
+    features = plans[0].features
+    facts = {} if features is None else dataclasses.asdict(features)
+    if args.json != "-":
+        print(f"{args.graph} on {device}, index bytes {graph.nbytes():,}")
+        for name, value in facts.items():
+            print(f"  {name.ljust(12)} {value:,.3f}" if isinstance(value, float) else f"  {name.ljust(12)} {value:,}")
+        show(
+            ["width", "kernel", "mode", "built in", "bytes", "why"],
+            [
+                [
+                    str(w),
+                    p.kernel.name,
+                    p.mode,
+                    f"{p.build_seconds * 1e3:.2f} ms",
+                    f"{p.nbytes():,}",
+                    "; ".join(" ".join(r.split()) for r in p.reasons),
+                ]
+                for w, p in zip(args.width, plans, strict=True)
+            ],
+        )
+    write_json(
+        args.json,
+        {
+            "graph": args.graph,
+            "device": device,
+            "index_bytes": graph.nbytes(),
+            "features": facts,
+            "plans": [{"width": w, **_plan_facts(p)} for w, p in zip(args.width, plans, strict=True)],
+        },
+    )
+
+
+def _bench(args: argparse.Namespace) -> int:
+    from .bench import run
+
+    device = _device(args.device)
+    cases = []
+    for name in args.graph or run.default_graphs():
+        if name.startswith("random:"):
+            try:
+                cases.append((name, *run.random_edges(name)))
+            except ValueError as e:
+                raise UsageError(str(e)) from e
+        else:
+            cases.append((name, *_edges(name)))
+    result = run.run(cases, args.width, args.reduce, _DTYPES[args.dtype], device, args.repeat)
+    if args.json != "-":
+        run.report(result)
+    if args.csv is not None:
+        run.write_csv(args.csv, result)
+    write_json(args.json, result)
+    return 0 if all(row["match"] for row in result["rows"]) else 1
+
+
+__all__ = ["UsageError", "info", "main"]

@@ -1,0 +1,70 @@
+"""The demo: a stock model, plain and accelerated, gives the same and says what it measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from gnn_spmm_plugin.cli import main
+
+pytestmark = pytest.mark.pyg
+KEYS = {"accuracy", "ms_per_step", "peak_bytes", "kernel_calls", "device", "accelerated"}
+
+
+def demo(tmp_path: Path, *argv: str) -> dict:  # type: ignore[type-arg]
+    file = tmp_path / "demo.json"
+    assert main(["demo", "--json", str(file), *argv]) == 0
+    result: dict = json.loads(file.read_text())  # type: ignore[type-arg]
+    return result
+
+
+def test_a_few_epochs(device: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = demo(tmp_path, "--epochs", "6", "--device", device)
+    plain, fast = result["runs"]
+    assert set(plain) >= KEYS
+    assert (plain["accelerated"], fast["accelerated"]) == (False, True)
+    assert plain["device"] == fast["device"] == device
+    assert plain["kernel_calls"] == 0
+    assert fast["kernel_calls"] == 6 * 4  # two layers, forward and backward
+    assert result["logits_max_abs_difference"][device] < 1e-5
+    assert abs(plain["accuracy"] - fast["accuracy"]) < 0.05
+    assert plain["peak_bytes"] > 1e6 and fast["peak_bytes"] > 1e6
+    out = capsys.readouterr().out
+    assert "test accuracy" in out and "kernel calls" in out and "accelerated" in out
+
+
+def test_own_edges(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.save(tmp_path / "mine.npy", np.random.default_rng(0).integers(0, 50, (2, 300)))
+    file = str(tmp_path / "mine.npy")
+    result = demo(tmp_path, "--edges-file", file, "--epochs", "5", "--device", "cpu", "--hidden", "4", "--seed", "3")
+    assert result["edges"] == 300 and not result["real_features"] and result["hidden"] == 4
+    assert "random" in capsys.readouterr().out
+
+
+def test_too_few_epochs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--epochs", "2"]) == 2
+    assert "more than 3" in capsys.readouterr().err
+
+
+def test_without_pyg(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "torch_geometric", None)
+    assert main(["demo"]) == 2
+    assert "pip install torch_geometric" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+def test_cora_is_learned(device: str, tmp_path: Path, seed: int) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        result = demo(tmp_path, "--device", device, "--seed", str(seed))
+    finally:
+        torch.set_num_threads(threads)
+    assert [run["accuracy"] >= 0.8 for run in result["runs"]] == [True, True]
