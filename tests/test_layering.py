@@ -13,7 +13,7 @@ PACKAGE = Path(gnn_spmm_plugin.__path__[0])
 
 #: A module may import from lower layers, never from its own or a higher one, unless named in `SAME`.
 LAYERS = (
-    ("_config",),
+    ("_config", "_table"),
     ("_native",),
     ("graph",),
     ("features", "kernels", "reference"),
@@ -23,7 +23,8 @@ LAYERS = (
     ("functional_edge_index",),
     ("nn", "integrations"),
     ("report", "bench", "data"),
-    ("cli", "demo"),
+    ("demo",),
+    ("cli",),
 )
 SAME = {("normalize", "cache"), ("integrations", "nn")}
 #: Imported at the call, not at the import of the module: sugar, `Graph.reduce`.
