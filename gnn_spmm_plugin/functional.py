@@ -45,6 +45,12 @@ def _half(core: Core, flipped: bool) -> Csr:
     return core.half(flipped)
 
 
+@torch.compiler.assume_constant_result
+def _plan_by_policy(graph: Graph, width: int, dtype: torch.dtype, reduce: str, policy: str) -> Plan:
+    """Under torch.compile: made while tracing."""
+    return make_plan(graph, width, dtype, reduce, policy=policy)
+
+
 def _launch(core: Core, csr: Csr) -> Plan:
     if torch.compiler.is_compiling():  # prepared by `_half`
         return csr.plan  # type: ignore[no-any-return]
@@ -535,7 +541,7 @@ def spmm(
     if plan is not None:
         _check_plan(plan, graph, flat, reduce)
     elif policy != "auto":
-        plan = make_plan(graph, flat.shape[1], flat.dtype, reduce, policy=policy)
+        plan = _plan_by_policy(graph, flat.shape[1], flat.dtype, reduce, policy)
     if reduce in ("sum", "mean"):
         out = _linear(core, flipped, flat, weight, "rows" if reduce == "mean" else None, plan)
         return out if x.dim() == 2 else out.view(graph.num_dst, *shape)

@@ -637,6 +637,19 @@ def test_policy_reaches_the_operator(data: tuple[Tensor, Tensor, Tensor], device
             conv.to(device)(x, edge_index)
 
 
+@each_adjacency
+def test_policy_compiles(data: tuple[Tensor, Tensor, Tensor], device: str, plain: bool) -> None:
+    x, edge_index, _ = data
+    conv = gsp.nn.GCNConv(WIDTH, 8, policy="csr").to(device)
+    torch._dynamo.reset()
+    compiled = torch.compile(conv, fullgraph=True, backend="aot_eager")
+    for seed in range(3):  # one plan must not serve another graph
+        graph = edge_index[:, torch.randperm(E, generator=torch.Generator().manual_seed(seed), device="cpu").to(device)]
+        graph = graph[:, : E - 10 * seed]
+        adjacency = graph if plain else gsp.Graph.from_edge_index(graph, N)
+        torch.testing.assert_close(compiled(x, adjacency), conv(x, adjacency), rtol=1e-4, atol=1e-5)
+
+
 WITHOUT_PYG = """
 import sys
 sys.modules["torch_geometric"] = None
