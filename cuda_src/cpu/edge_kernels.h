@@ -13,6 +13,11 @@
 namespace gsp::cpu {
 namespace {
 
+template <typename T>
+GSP_HD const T* row_of(const Matrix& matrix, int64_t row) {
+  return static_cast<const T*>(matrix.data) + row * matrix.stride;
+}
+
 // Calls visit(row, first edge, end edge) for the rows, or the piece of a long row, of one task.
 template <typename Index, typename Visit>
 GSP_HD void for_each_row(const Csr& csr, const Task& task, const Visit& visit) {
@@ -91,6 +96,7 @@ void dots(const Problem& problem, const Schedule& schedule) {
   const auto* col = static_cast<const Index*>(csr.col);
   const int64_t heads = problem.heads;
   const int64_t head_width = problem.width / heads;
+  const Factors<T> weights(problem.weight, 0, 1);
   const int64_t row_bytes = problem.width * int64_t{sizeof(T)};
   const int64_t ahead = row_bytes >= 512 ? 4 : 8;               // edges
   const int64_t fetched = row_bytes < 1024 ? row_bytes : 1024;  // the hardware follows a longer row
@@ -107,7 +113,7 @@ void dots(const Problem& problem, const Schedule& schedule) {
         dot.id = edge_id<Index>(csr, j);
         T* result = static_cast<T*>(problem.result) + int64_t{dot.id} * heads;
         for (int64_t head = 0; head < heads; ++head) {
-          if constexpr (kSelect == Select::kTie) dot.weight = edge_weight<T>(problem, head, j);
+          if constexpr (kSelect == Select::kTie) dot.weight = weights[j * heads + head];
           store_scalar(result + head, dot(head * head_width, (head + 1) * head_width));
         }
       }

@@ -71,20 +71,14 @@ void run_sum(const Problem& problem, const Schedule& schedule) {
   }
 }
 
-template <Reduce kReduce>
-void run_arg_of(const Problem& problem, const Schedule& schedule) {
-  if (problem.weight != nullptr) {
-    run_sweep<Arg<true, kReduce>>(problem, schedule);
-  } else {
-    run_sweep<Arg<false, kReduce>>(problem, schedule);
-  }
-}
-
 void run_arg(const Problem& problem, const Schedule& schedule) {
   if (problem.minimum) {
-    run_arg_of<Reduce::kMin>(problem, schedule);
+    run_sweep<Arg<true, Reduce::kMin>>(problem,
+                                       schedule);  // weighted or not: a weight of 1 changes nothing
+  } else if (problem.weight != nullptr) {
+    run_sweep<Arg<true, Reduce::kMax>>(problem, schedule);
   } else {
-    run_arg_of<Reduce::kMax>(problem, schedule);
+    run_sweep<Arg<false, Reduce::kMax>>(problem, schedule);
   }
 }
 

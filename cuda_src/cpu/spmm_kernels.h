@@ -31,144 +31,191 @@ struct Block {
   const Problem& problem;
   Columns columns;
 
-  GSP_HD int64_t column(int k) const {
-    return k == kVectors - 1 ? columns.last : columns.begin + k * kLanes;
+  // Where vector k starts, counted from the first column of the block.
+  GSP_HD int64_t offset(int k) const {
+    return k == kVectors - 1 ? columns.last - columns.begin : k * kLanes;
+  }
+  GSP_HD int64_t column(int k) const { return columns.begin + offset(k); }
+};
+
+// The columns of a block in the rows of a matrix.
+template <typename B, typename Element = typename B::T>
+struct Rows {
+  const Element* data;
+  int64_t stride;
+  int64_t last_column;
+
+  GSP_HD Rows(const B& block, const Matrix& matrix)
+      : data(static_cast<const Element*>(matrix.data) + block.columns.begin),
+        stride(matrix.stride),
+        last_column(block.offset(B::kVectors - 1) + B::kLanes - 1) {}
+
+  GSP_HD const Element* operator[](int64_t row) const { return data + row * stride; }
+
+  // Fetches what a later edge will read: 64 bytes at a time, and the line of the last column.
+  GSP_HD void prefetch(int64_t row) const {
+    constexpr int kLines = (B::kVectors * B::kLanes * sizeof(Element) + 63) / 64;
+    const Element* from = (*this)[row];
+#pragma GCC unroll 8
+    for (int line = 0; line < kLines - 1; ++line) {
+      __builtin_prefetch(from + line * (64 / sizeof(Element)));
+    }
+    __builtin_prefetch(from + last_column);
   }
 };
 
 template <typename T>
-GSP_HD const T* row_of(const Matrix& matrix, int64_t row) {
-  return static_cast<const T*>(matrix.data) + row * matrix.stride;
-}
+constexpr T kOne = 1;
+template <>
+constexpr Half kOne<Half> = {0x3c00};
+template <>
+constexpr BFloat16 kOne<BFloat16> = {0x3f80};
 
-// Weight of edge j in the head of the block, or 1.
+// A factor per edge or per node, or always 1: then without a branch, by never moving on.
 template <typename T>
-GSP_HD Accumulator<T> edge_weight(const Problem& problem, int64_t head, int64_t j) {
-  if (problem.weight == nullptr) return 1;
-  return load_scalar(static_cast<const T*>(problem.weight) + j * problem.heads + head);
+struct Factors {
+  const T* data;
+  int64_t step;
+
+  GSP_HD Factors(const void* values, int64_t offset, int64_t step)
+      : data(values ? static_cast<const T*>(values) + offset : &kOne<T>), step(values ? step : 0) {}
+  GSP_HD Accumulator<T> operator[](int64_t i) const { return load_scalar(data + i * step); }
+};
+
+template <typename B>
+GSP_HD Factors<typename B::T> edge_weights(const B& block) {
+  const Problem& p = block.problem;
+  return {p.weight, block.columns.head, p.heads};
 }
 
-// Fetches the columns of the block in a row that some later edge will read.
-template <typename B>
-GSP_HD void prefetch(const B& block, const Matrix& matrix, int64_t row) {
-  const auto* features = row_of<typename B::T>(matrix, row);
-  constexpr int64_t kLine = 64 / sizeof(typename B::T);
-  const int64_t end = block.columns.last + B::kLanes;
-#pragma GCC unroll 4
-  for (int line = 0; line < (B::kVectors * B::kLanes + kLine - 1) / kLine; ++line) {
-    const int64_t at = block.columns.begin + line * kLine;
-    __builtin_prefetch(features + (at < end ? at : end - 1));
-  }
-}
+template <typename T, typename Index>
+Accumulator<T> mean_of_scaled(const Problem& problem, Columns column, int64_t first, int64_t last);
+
+// What an edge sends, operator by operator. row(r) comes first, then for each of its edges edge(j,
+// col[j]), and message(k) for each vector of the block; ahead(c) says that c will be asked for
+// soon. finish() writes one vector of the result, finish_row() follows when all are written.
+struct MessageBase {
+  GSP_HD void row(int64_t) {}
+  GSP_HD void finish_row(int64_t, int64_t, int64_t) const {}
+};
 
 // sum and mean: w * src_scale * x of the edge's source.
 template <typename B, bool kWeighted>
-struct SumMessage {
+struct SumMessage : MessageBase {
   using T = typename B::T;
+  using Scalar = Accumulator<T>;
   static constexpr Reduce kReduce = Reduce::kSum;
   const B& block;
+  Rows<B> x{block, block.problem.x};
+  Factors<T> weights = edge_weights(block);
+  Factors<Scalar> scales{block.problem.src_scale, 0, 1};
   const T* features = nullptr;
-  Accumulator<T> factor = 1;
+  Scalar factor = 1;
 
-  GSP_HD void row(int64_t) {}
+  explicit GSP_HD SumMessage(const B& b) : block(b) {}
+  GSP_HD void ahead(int64_t source) const { x.prefetch(source); }
   GSP_HD void edge(int64_t j, int64_t source) {
-    features = row_of<T>(block.problem.x, source);
-    if constexpr (kWeighted) {
-      factor = edge_weight<T>(block.problem, block.columns.head, j);
-      if (block.problem.src_scale != nullptr) {
-        factor *= static_cast<const Accumulator<T>*>(block.problem.src_scale)[source];
-      }
-    }
+    features = x[source];
+    if constexpr (kWeighted) factor = weights[j] * scales[source];
   }
   GSP_HD typename B::Value message(int k) const {
-    const auto value = load<B::kLanes>(features + block.column(k));
+    const auto value = load<B::kLanes>(features + block.offset(k));
     if constexpr (kWeighted) return factor * value;
     return value;
-  }
-  GSP_HD void ahead(int64_t source) const { prefetch(block, block.problem.x, source); }
-
-  // The mean where the plain sum overflows: each term is first made as small as keeps any sum of
-  // them in range.
-  __attribute__((noinline, cold)) typename B::Value mean_of_scaled(int64_t first, int64_t last,
-                                                                   int k) const {
-    using Scalar = Accumulator<T>;
-    Scalar scale = 1;
-    while (scale * static_cast<Scalar>(last - first) > 1) scale /= 2;
-    const auto* col = static_cast<const typename B::Index*>(block.problem.csr.col);
-    typename B::Value sum{};
-    SumMessage<B, true> message{block};
-    for (int64_t j = first; j < last; ++j) {
-      message.edge(j, col[j]);
-      message.factor *= scale;
-      sum += message.message(k);
-    }
-    return sum / (scale * static_cast<Scalar>(last - first));
   }
 
   template <typename R>
   GSP_HD void finish(int64_t row, int64_t first, int64_t last, const R& reducer, int k) const {
-    using Scalar = Accumulator<T>;
     const Problem& p = block.problem;
     typename B::Value value = reducer.value;
     if (p.mean && last > first) {
       value /= static_cast<Scalar>(last - first);
       const bool finite = sum_of_lanes<B::kLanes, Scalar>(value - value) == 0;
-      if (!finite) value = mean_of_scaled(first, last, k);
+      if (!finite) {
+        for (int lane = 0; lane < B::kLanes; ++lane) {
+          value[lane] = mean_of_scaled<T, typename B::Index>(
+              p, {block.column(k) + lane, block.column(k) + lane, block.columns.head}, first, last);
+        }
+      }
     }
     if (p.dst_scale != nullptr) value *= static_cast<const Scalar*>(p.dst_scale)[row];
     store<B::kLanes>(static_cast<T*>(p.result) + row * p.width + block.column(k), value);
   }
 };
 
+// One column's mean over edges [first, last), where the plain sum overflows: each term is first
+// made as small as keeps any sum of them in range.
+template <typename T, typename Index>
+__attribute__((noinline, cold)) Accumulator<T> mean_of_scaled(const Problem& problem,
+                                                              Columns column, int64_t first,
+                                                              int64_t last) {
+  using Scalar = Accumulator<T>;
+  Scalar scale = 1;
+  while (scale * static_cast<Scalar>(last - first) > 1) scale /= 2;
+  const Block<T, Index, 1, 1> block{problem, column};
+  SumMessage<Block<T, Index, 1, 1>, true> message(block);
+  Scalar sum = 0;
+  for (int64_t j = first; j < last; ++j) {
+    message.edge(j, static_cast<const Index*>(problem.csr.col)[j]);
+    message.factor *= scale;
+    sum += message.message(0)[0];
+  }
+  return sum / (scale * static_cast<Scalar>(last - first));
+}
+
 // max and min: w * x of the edge's source, rounded to the storage type, so that a tie is a tie for
 // every operator.
 template <typename B, bool kWeighted, Reduce kReduce_>
-struct ArgMessage {
+struct ArgMessage : MessageBase {
   using T = typename B::T;
   using Index = typename B::Index;
   static constexpr Reduce kReduce = kReduce_;
   const B& block;
+  Rows<B> x{block, block.problem.x};
+  Factors<T> weights = edge_weights(block);
   const T* features = nullptr;
   Accumulator<T> factor = 1;
 
-  GSP_HD void row(int64_t) {}
+  explicit GSP_HD ArgMessage(const B& b) : block(b) {}
+  GSP_HD void ahead(int64_t source) const { x.prefetch(source); }
   GSP_HD void edge(int64_t j, int64_t source) {
-    features = row_of<T>(block.problem.x, source);
-    if constexpr (kWeighted) factor = edge_weight<T>(block.problem, block.columns.head, j);
+    features = x[source];
+    if constexpr (kWeighted) factor = weights[j];
   }
   GSP_HD typename B::Value message(int k) const {
-    const auto value = load<B::kLanes>(features + block.column(k));
+    const auto value = load<B::kLanes>(features + block.offset(k));
     if constexpr (kWeighted) return rounded<T, B::kLanes>(factor * value);
     return value;
   }
-  GSP_HD void ahead(int64_t source) const { prefetch(block, block.problem.x, source); }
 
   template <typename R>
   GSP_HD void finish(int64_t row, int64_t first, int64_t last, const R& reducer, int k) const {
     const Problem& p = block.problem;
     const int64_t at = row * p.width + block.column(k);
     T* out = static_cast<T*>(p.result) + at;
-    Index* arg = static_cast<Index*>(p.result_arg) + at;
+    Vector<Index, B::kLanes> arg = Vector<Index, B::kLanes>{} - 1;
     if (first == last) {
       store<B::kLanes>(out, typename B::Value{});
-      for (int lane = 0; lane < B::kLanes; ++lane) arg[lane] = -1;
-      return;
-    }
-    store<B::kLanes>(out, reducer.value);
-    const Index base = static_cast<Index>(first);
-    if (const auto* perm = static_cast<const Index*>(p.csr.perm)) {
-      for (int lane = 0; lane < B::kLanes; ++lane) {
-        arg[lane] = perm[base + static_cast<Index>(reducer.position[lane])];
-      }
     } else {
-      for (int lane = 0; lane < B::kLanes; ++lane) {
-        arg[lane] = base + static_cast<Index>(reducer.position[lane]);
-      }
+      store<B::kLanes>(out, reducer.value);
+      arg = __builtin_convertvector(reducer.position, decltype(arg)) + static_cast<Index>(first);
+    }
+    std::memcpy(static_cast<Index*>(p.result_arg) + at, &arg, sizeof(arg));
+  }
+
+  // From positions in row order to the caller's ids.
+  GSP_HD void finish_row(int64_t row, int64_t first, int64_t last) const {
+    const Problem& p = block.problem;
+    const auto* perm = static_cast<const Index*>(p.csr.perm);
+    if (perm == nullptr || first == last) return;
+    Index* arg = static_cast<Index*>(p.result_arg) + row * p.width;
+    for (int64_t column = block.columns.begin; column < block.columns.last + B::kLanes; ++column) {
+      arg[column] = perm[arg[column]];
     }
   }
 };
 
-// The sums of the operators below are written in the accumulation type (counts) or the storage
+// The sums of the operators below are stored as they are: no scales. Counts in the accumulation
 // type.
 template <typename Stored, typename B, typename R>
 GSP_HD void store_sum(const B& block, int64_t row, const R& reducer, int k) {
@@ -179,34 +226,36 @@ GSP_HD void store_sum(const B& block, int64_t row, const R& reducer, int k) {
 // Gradient of max and min, on the transposed graph: w * grad of the edge's destination where this
 // edge won.
 template <typename B>
-struct ArgBackwardMessage {
+struct ArgBackwardMessage : MessageBase {
   using T = typename B::T;
   using Index = typename B::Index;
   static constexpr Reduce kReduce = Reduce::kSum;
   const B& block;
+  Rows<B> all_grad{block, block.problem.grad};
+  Rows<B, Index> all_arg{block, block.problem.arg};
+  Factors<T> weights = edge_weights(block);
+  const Index* perm = static_cast<const Index*>(block.problem.csr.perm);
   const T* grad = nullptr;
   const Index* arg = nullptr;
   Index id = 0;
   Accumulator<T> factor = 1;
 
-  GSP_HD void row(int64_t) {}
+  explicit GSP_HD ArgBackwardMessage(const B& b) : block(b) {}
+  GSP_HD void ahead(int64_t destination) const {
+    all_grad.prefetch(destination);
+    all_arg.prefetch(destination);
+  }
   GSP_HD void edge(int64_t j, int64_t destination) {
-    const Problem& p = block.problem;
-    grad = row_of<T>(p.grad, destination);
-    arg = row_of<Index>(p.arg, destination);
-    id = p.csr.perm ? static_cast<const Index*>(p.csr.perm)[j] : static_cast<Index>(j);
-    factor = edge_weight<T>(p, block.columns.head, j);
+    grad = all_grad[destination];
+    arg = all_arg[destination];
+    id = perm ? perm[j] : static_cast<Index>(j);
+    factor = weights[j];
   }
   GSP_HD typename B::Value message(int k) const {
-    const auto args = load_raw<Vector<Index, B::kLanes>>(arg + block.column(k));
+    const auto args = load_raw<Vector<Index, B::kLanes>>(arg + block.offset(k));
     const auto won = __builtin_convertvector(args == id, typename B::Position);
-    const auto value = factor * load<B::kLanes>(grad + block.column(k));
+    const auto value = factor * load<B::kLanes>(grad + block.offset(k));
     return won ? value : typename B::Value{};
-  }
-  GSP_HD void ahead(int64_t destination) const {
-    prefetch(block, block.problem.grad, destination);
-    Block<Index, Index, B::kVectors, B::kLanes> args{block.problem, block.columns};
-    prefetch(args, block.problem.arg, destination);
   }
   template <typename R>
   GSP_HD void finish(int64_t row, int64_t, int64_t, const R& reducer, int k) const {
@@ -216,25 +265,29 @@ struct ArgBackwardMessage {
 
 // How many messages of the row equal its maximum or minimum.
 template <typename B>
-struct TieCountMessage {
+struct TieCountMessage : MessageBase {
   using T = typename B::T;
   static constexpr Reduce kReduce = Reduce::kSum;
   const B& block;
+  Rows<B> x{block, block.problem.x};
+  Rows<B> all_out{block, block.problem.out};
+  Factors<T> weights = edge_weights(block);
   const T* out = nullptr;
   const T* features = nullptr;
   Accumulator<T> factor = 1;
 
-  GSP_HD void row(int64_t r) { out = row_of<T>(block.problem.out, r); }
+  explicit GSP_HD TieCountMessage(const B& b) : block(b) {}
+  GSP_HD void ahead(int64_t source) const { x.prefetch(source); }
+  GSP_HD void row(int64_t r) { out = all_out[r]; }
   GSP_HD void edge(int64_t j, int64_t source) {
-    features = row_of<T>(block.problem.x, source);
-    factor = edge_weight<T>(block.problem, block.columns.head, j);
+    features = x[source];
+    factor = weights[j];
   }
   GSP_HD typename B::Value message(int k) const {
-    const auto sent = rounded<T, B::kLanes>(factor * load<B::kLanes>(features + block.column(k)));
-    return same(sent, load<B::kLanes>(out + block.column(k))) ? typename B::Value{} + 1
-                                                              : typename B::Value{};
+    using Value = typename B::Value;
+    const Value sent = rounded<T, B::kLanes>(factor * load<B::kLanes>(features + block.offset(k)));
+    return same(sent, load<B::kLanes>(out + block.offset(k))) ? Value{} + 1 : Value{};
   }
-  GSP_HD void ahead(int64_t source) const { prefetch(block, block.problem.x, source); }
   template <typename R>
   GSP_HD void finish(int64_t row, int64_t, int64_t, const R& reducer, int k) const {
     store_sum<Accumulator<T>>(block, row, reducer, k);
@@ -244,29 +297,35 @@ struct TieCountMessage {
 // Gradient of max and min shared by all winners, on the transposed graph: w * grad of the edge's
 // destination where this edge's message equals the result there.
 template <typename B>
-struct TieBackwardMessage {
+struct TieBackwardMessage : MessageBase {
   using T = typename B::T;
   static constexpr Reduce kReduce = Reduce::kSum;
   const B& block;
+  Rows<B> x{block, block.problem.x};
+  Rows<B> all_out{block, block.problem.out};
+  Rows<B> all_grad{block, block.problem.grad};
+  Factors<T> weights = edge_weights(block);
   const T* features = nullptr;
   const T* out = nullptr;
   const T* grad = nullptr;
   Accumulator<T> factor = 1;
 
-  GSP_HD void row(int64_t r) { features = row_of<T>(block.problem.x, r); }
+  explicit GSP_HD TieBackwardMessage(const B& b) : block(b) {}
+  GSP_HD void ahead(int64_t destination) const {
+    all_grad.prefetch(destination);
+    all_out.prefetch(destination);
+  }
+  GSP_HD void row(int64_t r) { features = x[r]; }
   GSP_HD void edge(int64_t j, int64_t destination) {
-    out = row_of<T>(block.problem.out, destination);
-    grad = row_of<T>(block.problem.grad, destination);
-    factor = edge_weight<T>(block.problem, block.columns.head, j);
+    out = all_out[destination];
+    grad = all_grad[destination];
+    factor = weights[j];
   }
   GSP_HD typename B::Value message(int k) const {
-    const auto sent = rounded<T, B::kLanes>(factor * load<B::kLanes>(features + block.column(k)));
-    const auto value = factor * load<B::kLanes>(grad + block.column(k));
-    return same(sent, load<B::kLanes>(out + block.column(k))) ? value : typename B::Value{};
-  }
-  GSP_HD void ahead(int64_t destination) const {
-    prefetch(block, block.problem.grad, destination);
-    prefetch(block, block.problem.out, destination);
+    using Value = typename B::Value;
+    const Value sent = rounded<T, B::kLanes>(factor * load<B::kLanes>(features + block.offset(k)));
+    const Value value = factor * load<B::kLanes>(grad + block.offset(k));
+    return same(sent, load<B::kLanes>(out + block.offset(k))) ? value : Value{};
   }
   template <typename R>
   GSP_HD void finish(int64_t row, int64_t, int64_t, const R& reducer, int k) const {
@@ -280,7 +339,7 @@ struct Sweep {
   using Index = typename B::Index;
   using State = Reducer<Message::kReduce, typename B::Value, typename B::Position>;
   static constexpr int64_t kBytes = B::kVectors * B::kLanes * sizeof(typename B::T);
-  static constexpr int64_t kAhead = kBytes >= 512 ? 4 : kBytes >= 128 ? 8 : 16;  // edges
+  static constexpr int64_t kAhead = kBytes >= 128 ? 8 : 16;  // edges to fetch in advance: some 2 KB
 
   const B& block;
   const Schedule& schedule;
@@ -295,13 +354,13 @@ struct Sweep {
       message.edge(j, col[j]);
       const auto position =
           typename B::Position{} + static_cast<PositionScalar<typename B::T>>(j - first);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int k = 0; k < B::kVectors; ++k) state[k].update(message.message(k), position);
     }
   }
 
   GSP_HD static void init(State (&state)[B::kVectors], int64_t first_position) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int k = 0; k < B::kVectors; ++k) {
       state[k] = State::init(typename B::Position{} +
                              static_cast<PositionScalar<typename B::T>>(first_position));
@@ -320,8 +379,9 @@ struct Sweep {
     return scratch<PositionScalar<typename B::T>>(schedule.partial_positions, slot, k);
   }
 
-  void task(const Task& task) const {
-    Message message{block};
+  // Not inlined: registers go to one operator and one block size.
+  __attribute__((noinline)) void task(const Task& task) const {
+    Message message(block);
     State state[B::kVectors];
     const bool piece = task.slot >= 0;  // of a long row
     int64_t first = rowptr[task.row_begin];
@@ -332,8 +392,9 @@ struct Sweep {
       init(state, begin - first);
       edges(message, state, first, begin, piece ? task.edge_end : last);
       if (piece) return save(state, task.slot);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int k = 0; k < B::kVectors; ++k) message.finish(row, first, last, state[k], k);
+      message.finish_row(row, first, last);
       first = last;
     }
   }
@@ -356,15 +417,15 @@ struct Sweep {
     return state;
   }
 
-  void merge(const LongRow& row) const {
-    Message message{block};
-    for (int k = 0; k < B::kVectors; ++k) {
-      State total = restore(row.first_slot, k);
-      for (int64_t slot = row.first_slot + 1; slot < row.end_slot; ++slot) {
-        total.merge(restore(slot, k));
-      }
-      message.finish(row.row, rowptr[row.row], rowptr[row.row + 1], total, k);
+  __attribute__((noinline)) void merge(const LongRow& row) const {
+    Message message(block);
+    State total = restore(row.first_slot, 0);
+    for (int64_t slot = row.first_slot + 1; slot < row.end_slot; ++slot) {
+      total.merge(restore(slot, 0));
     }
+    const int64_t first = rowptr[row.row], last = rowptr[row.row + 1];
+    message.finish(row.row, first, last, total, 0);
+    message.finish_row(row.row, first, last);
   }
 };
 
@@ -373,7 +434,8 @@ template <typename T, typename Index, int kMost, int kLanes = kNativeLanes<T>, t
 void for_each_block(const Problem& problem, const Visit& visit) {
   const int64_t head_width = problem.width / problem.heads;
   if constexpr (kLanes > 1) {
-    if (head_width < kLanes) return for_each_block<T, Index, kMost, kLanes / 2>(problem, visit);
+    constexpr int kFewer = kLanes > 4 ? kLanes / 2 : 1;
+    if (head_width < kLanes) return for_each_block<T, Index, kMost, kFewer>(problem, visit);
   }
   for (int64_t head = 0; head < problem.heads; ++head) {
     const int64_t end = (head + 1) * head_width;
@@ -383,18 +445,20 @@ void for_each_block(const Problem& problem, const Visit& visit) {
       const auto visit_vectors = [&](auto count) {
         constexpr int kVectors = decltype(count)::value;
         // A narrow head has fewer than two native vectors, a head of one column has one.
-        constexpr int kLimit = kLanes == 1 ? 1 : kLanes < kNativeLanes<T> ? 2 : 4;
+        constexpr int kLimit = kLanes == 1 ? 1 : kLanes < kNativeLanes<T> ? 2 : kMost;
         if constexpr (kVectors <= kMost && kVectors <= kLimit) {
           if (kVectors > 1 && begin + (kVectors - 1) * kLanes >= end) return false;
-          const int64_t last = begin + (kVectors - 1) * kLanes;
-          visit(Block<T, Index, kVectors, kLanes>{
-              problem, {begin, last < end - kLanes ? last : end - kLanes, head}});
+          const int64_t wanted = begin + (kVectors - 1) * kLanes;
+          const int64_t last = wanted < end - kLanes ? wanted : end - kLanes;
+          visit(Block<T, Index, kVectors, kLanes>{problem,
+                                                  {begin < last ? begin : last, last, head}});
           begin += kVectors * kLanes;
           return true;
         }
         return false;
       };
-      visit_vectors(std::integral_constant<int, 4>{}) ||
+      visit_vectors(std::integral_constant<int, 8>{}) ||
+          visit_vectors(std::integral_constant<int, 4>{}) ||
           visit_vectors(std::integral_constant<int, 3>{}) ||
           visit_vectors(std::integral_constant<int, 2>{}) ||
           visit_vectors(std::integral_constant<int, 1>{});
@@ -408,7 +472,7 @@ template <bool kWeighted>
 struct Sum {
   template <typename B>
   using Message = SumMessage<B, kWeighted>;
-  static constexpr int kMost = 4;
+  static constexpr int kMost = GSP_VECTOR_BYTES == 64 ? 4 : 8;  // 64 columns of float
 };
 template <bool kWeighted, Reduce kReduce>
 struct Arg {
@@ -434,8 +498,8 @@ struct TieBackward {
 
 template <typename T, typename Index, typename Operator>
 void sweep(const Problem& problem, const Schedule& schedule) {
-  // 64-bit indices are for graphs too large for 32: rare, and bound by memory anyway.
-  constexpr int kMost = sizeof(Index) == 8 && Operator::kMost > 2 ? 2 : Operator::kMost;
+  // 64-bit indices are for graphs too large for 32: rare, so they share one variant.
+  constexpr int kMost = sizeof(Index) == 8 ? 1 : Operator::kMost;
   for_each(problem.parallel_for, schedule.num_tasks, [&](int64_t i) {
     for_each_block<T, Index, kMost>(problem, [&](const auto& block) {
       using B = std::decay_t<decltype(block)>;
@@ -444,7 +508,8 @@ void sweep(const Problem& problem, const Schedule& schedule) {
   });
   if (schedule.num_long_rows == 0) return;
   for_each(problem.parallel_for, schedule.num_long_rows, [&](int64_t i) {
-    for_each_block<T, Index, 1>(problem, [&](const auto& block) {
+    // One column at a time: there are few long rows.
+    for_each_block<T, Index, 1, 1>(problem, [&](const auto& block) {
       using B = std::decay_t<decltype(block)>;
       Sweep<B, typename Operator::template Message<B>>{block, schedule}.merge(
           schedule.long_rows[i]);

@@ -1,0 +1,170 @@
+// The CPU kernels on exactly sized buffers, built with -fsanitize=address,undefined: any access past
+// an end stops the run. What they compute is tested in tests/test_native_cpu.py. Built and run by
+// tests/test_cpu_asan.py.
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <type_traits>
+#include <vector>
+
+#include "cpu/kernel_table.h"
+#include "cpu/kernels.h"
+#include "cpu/schedule.h"
+
+namespace {
+
+using namespace gsp;
+using namespace gsp::cpu;
+
+void serial(int64_t count, void (*body)(int64_t, void*), void* context) {
+  for (int64_t i = 0; i < count; ++i) body(i, context);
+}
+
+// Heap memory of exactly `bytes`, filled with zeros: every value of every dtype is then a valid 0.
+struct Exact {
+  std::unique_ptr<char[]> data;
+  explicit Exact(int64_t bytes) : data(new char[bytes]) { std::memset(data.get(), 0, bytes); }
+};
+
+template <typename Index>
+struct Graph {
+  std::unique_ptr<Index[]> rowptr, col, perm;
+  Csr csr;
+
+  Graph(int64_t rows, int64_t sources, int64_t edges, int64_t hub)
+      : rowptr(new Index[rows + 1]), col(new Index[edges + hub]), perm(new Index[edges + hub]) {
+    std::mt19937_64 random(rows + edges);
+    std::vector<int64_t> degree(rows);
+    for (int64_t j = 0; j < edges; ++j) ++degree[random() % rows];
+    if (rows > 0) degree[rows - 1] += hub;
+    rowptr[0] = 0;
+    for (int64_t r = 0; r < rows; ++r) rowptr[r + 1] = static_cast<Index>(rowptr[r] + degree[r]);
+    for (int64_t j = 0; j < edges + hub; ++j) {
+      col[j] = static_cast<Index>(random() % sources);
+      perm[j] = static_cast<Index>(edges + hub - 1 - j);
+    }
+    csr = {rowptr.get(), col.get(), perm.get(), rows, edges + hub, sizeof(Index) == 8};
+  }
+};
+
+int64_t runs = 0;
+
+template <typename Index>
+void run_all(const KernelTable& kernels, int64_t width, int64_t heads, Dtype dtype, int64_t hub) {
+  const int64_t rows = 13, sources = 7, edges = 60;
+  const Graph<Index> graph(rows, sources, edges, hub);
+  const int64_t all = edges + hub;
+  const int64_t size = dtype == Dtype::kFloat64 ? 8 : dtype == Dtype::kFloat32 ? 4 : 2;
+  const int64_t sum_size = size == 8 ? 8 : 4;
+  const int64_t most = rows > sources ? rows : sources;
+  const Exact by_row(rows * width * size), by_source(sources * width * size),
+      scales(most * sum_size);
+  const Exact args(rows * width * static_cast<int64_t>(sizeof(Index))), weight(all * heads * size);
+
+  Problem p;
+  p.csr = graph.csr;
+  p.dtype = dtype;
+  p.width = width;
+  p.heads = heads;
+  p.parallel_for = serial;
+  const auto run = [&](Kernel kernel, int64_t result_bytes, int64_t scratch_width) {
+    const Exact result(result_bytes), arg(rows * width * static_cast<int64_t>(sizeof(Index)));
+    p.result = result.data.get();
+    p.result_arg = arg.data.get();
+    const ScheduleStorage storage(p.csr, scratch_width);
+    kernel(p, storage.schedule());
+    ++runs;
+  };
+  for (const bool weighted : {false, true}) {
+    p.weight = weighted ? weight.data.get() : nullptr;
+    p.x = {by_source.data.get(), width};
+    p.grad = p.out = {by_row.data.get(), width};
+    p.arg = {args.data.get(), width};
+    p.src_scale = p.dst_scale = weighted ? scales.data.get() : nullptr;
+    p.mean = weighted;
+    run(kernels.spmm, rows * width * size, width);
+    p.src_scale = p.dst_scale = nullptr;
+    for (const bool minimum : {false, true}) {
+      p.minimum = minimum;
+      run(kernels.spmm_arg, rows * width * size, width);
+    }
+    run(kernels.spmm_tie_count, rows * width * sum_size, width);
+    run(kernels.sddmm, all * heads * size, 0);
+    run(kernels.sddmm_arg, all * heads * size, 0);
+    run(kernels.sddmm_tie, all * heads * size, 0);
+
+    // On the "transposed" graph: rows are the forward's sources, so what is gathered belongs to its
+    // rows.
+    const Exact gathered(sources * width * size), own(rows * width * size);
+    const Exact gathered_args(sources * width * static_cast<int64_t>(sizeof(Index)));
+    p.grad = p.out = {gathered.data.get(), width};
+    p.arg = {gathered_args.data.get(), width};
+    p.x = {own.data.get(), width};
+    run(kernels.spmm_arg_backward, rows * width * size, width);
+    run(kernels.spmm_tie_backward, rows * width * size, width);
+
+    const Exact logits(all * heads * size), other(all * heads * size);
+    p.x = {logits.data.get(), heads};
+    p.grad = {other.data.get(), heads};
+    run(kernels.edge_softmax, all * heads * size, heads);
+    run(kernels.edge_softmax_backward, all * heads * size, heads);
+  }
+}
+
+template <typename Key, typename Result>
+void run_build(int64_t size, int64_t n) {
+  std::unique_ptr<Key[]> key(new Key[size]);
+  for (int64_t i = 0; i < size; ++i) key[i] = static_cast<Key>((i * 7919) % n);
+  std::unique_ptr<Result[]> rowptr(new Result[n + 1]), perm(new Result[size]);
+  const Indices keys{key.get(), size, 1, sizeof(Key) == 8};
+  group(keys, n, rowptr.get(), perm.get(), sizeof(Result) == 8, serial);
+  for (int64_t i = 1; i < size; ++i) {
+    const Key before = key[perm[i - 1]], here = key[perm[i]];
+    if (before > here || (before == here && perm[i - 1] > perm[i])) {
+      std::printf("group: not a stable sort at %ld\n", static_cast<long>(i));
+      std::exit(1);
+    }
+  }
+  const CooFacts facts = check_coo(keys, keys, n, n, serial);
+  if (facts.first_bad != -1) std::exit(1);
+  ++runs;
+}
+
+}  // namespace
+
+int main() {
+#if defined(GSP_TEST_AVX512)
+  const KernelTable& table = kAvx512Kernels;
+  const bool here = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                    __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+#elif defined(GSP_TEST_AVX2)
+  const KernelTable& table = kAvx2Kernels;
+  const bool here = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                    __builtin_cpu_supports("f16c");
+#else
+  const KernelTable& table = kBaselineKernels;
+  const bool here = true;
+#endif
+  if (!here) {
+    std::printf("not on this machine\n");
+    return 0;
+  }
+  for (const Dtype dtype : {Dtype::kFloat32, Dtype::kFloat64, Dtype::kFloat16, Dtype::kBFloat16}) {
+    for (const int64_t heads : {1, 3}) {
+      for (const int64_t head_width : {0, 1, 2, 3, 5, 8, 12, 16, 17, 33, 48, 63, 64, 100, 257}) {
+        run_all<int32_t>(table, head_width * heads, heads, dtype, 0);
+        if (head_width < 20) run_all<int64_t>(table, head_width * heads, heads, dtype, 0);
+        if (head_width == 17) run_all<int32_t>(table, head_width * heads, heads, dtype, 9000);
+      }
+    }
+  }
+  for (const int64_t size : {0, 1, 1000, 200000}) {
+    for (const int64_t n : {1, 5, 3000, 500000}) {
+      run_build<int32_t, int32_t>(size, n);
+      run_build<int64_t, int64_t>(size, n);
+    }
+  }
+  std::printf("%s: %ld runs\n", table.instruction_set, static_cast<long>(runs));
+}
