@@ -366,14 +366,17 @@ def test_scatter_into_what_is_not_zero(reduce: str, device: str) -> None:
         return target.scatter_reduce_(0, at, messages, reduce=reduce, include_self=False)
 
     class Into(Custom):
+        into_new = False
+
         def aggregate(self, inputs: Tensor, index: Tensor) -> Tensor:
-            return aggregate(inputs, index, start, into_new)
+            return aggregate(inputs, index, start, self.into_new)
 
     edge_index = random_graph(N, N, E, device=device)
     x = torch.randn(N, WIDTH, dtype=torch.float64, device=device)
     start = torch.randn(N, WIDTH, dtype=torch.float64, device=device)
     for into_new in (False, True):
         layer = Into(lambda x, w: x)
+        layer.into_new = into_new
         expected = outputs_and_gradients(layer, lambda x, f=layer: f(x, edge_index), x)
         with gsp.patch_pyg():
             got = outputs_and_gradients(layer, lambda x, f=layer: f(x, edge_index), x)
@@ -393,13 +396,16 @@ def test_index_add_and_functional_forms(device: str) -> None:
     ]
 
     class Form(Custom):
+        form: Any
+
         def aggregate(self, inputs: Tensor, index: Tensor) -> Tensor:
-            return form(inputs, index)
+            return self.form(inputs, index)
 
     edge_index = random_graph(N, N, E, device=device)
     x = torch.randn(N, WIDTH, dtype=torch.float64, device=device)
     for number, form in enumerate(forms):
         layer = Form(lambda x, w: x)
+        layer.form = form
         expected = outputs_and_gradients(layer, lambda x, f=layer: f(x, edge_index), x)
         with gsp.patch_pyg():
             before = kernel_calls()

@@ -229,7 +229,13 @@ def _wrapper(function: Callable[..., Any], active: Callable[[], bool]) -> Any:
     return made
 
 
-_replaced: list[tuple[Any, str, Any, Any]] = []
+_wrappers: list[tuple[Any, Any]] = []  # (original, wrapper) while installed
+_torch_overloads: Any = None
+
+
+def _get_overloads(function: Any) -> Any:
+    """In place of TorchScript's own: a wrapper has the overloads of the function it wraps, compiled once for both."""
+    return _torch_overloads(next((original for original, wrapper in _wrappers if wrapper is function), function))
 
 
 def install(active: Callable[[], bool]) -> None:
@@ -242,21 +248,26 @@ def install(active: Callable[[], bool]) -> None:
     from torch_geometric.utils import add_remaining_self_loops, add_self_loops, get_laplacian, remove_self_loops
 
     functions = (gcn_conv.gcn_norm, add_remaining_self_loops, add_self_loops, get_laplacian, remove_self_loops)
-    wrappers = {id(f): (f, _wrapper(f, active)) for f in functions}
-    for name, module in list(sys.modules.items()):
-        if name != "torch_geometric.nn" and not name.startswith("torch_geometric.nn."):
-            continue
-        for attribute, value in list(vars(module).items()):
-            original, wrapper = wrappers.get(id(value), (None, None))
-            if original is not None and value is original:
-                setattr(module, attribute, wrapper)
-                _replaced.append((module, attribute, original, wrapper))
+    global _torch_overloads
+    _torch_overloads = getattr(torch.jit._script, "_get_overloads", None)
+    if _torch_overloads is not None:
+        torch.jit._script._get_overloads = _get_overloads
+    _wrappers.extend((f, _wrapper(f, active)) for f in functions)
+    _exchange({id(original): wrapper for original, wrapper in _wrappers})
 
 
 def uninstall() -> None:
-    """Puts the functions back wherever a wrapper of ours still stands."""
-    while _replaced:
-        module, attribute, original, wrapper = _replaced.pop()
-        if vars(module).get(attribute) is wrapper:
-            setattr(module, attribute, original)
+    """Puts the functions back wherever a wrapper of ours stands, also in modules that PyG made in the meantime."""
+    _exchange({id(wrapper): original for original, wrapper in _wrappers})
+    if getattr(torch.jit._script, "_get_overloads", None) is _get_overloads:
+        torch.jit._script._get_overloads = _torch_overloads
+    _wrappers.clear()
     clear()
+
+
+def _exchange(new: dict[int, Any]) -> None:
+    for name, module in list(sys.modules.items()):
+        if module is not None and (name == "torch_geometric.nn" or name.startswith("torch_geometric.nn.")):
+            for attribute, value in list(vars(module).items()):
+                if id(value) in new:
+                    setattr(module, attribute, new[id(value)])
