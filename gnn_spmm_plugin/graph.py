@@ -40,6 +40,7 @@ class Csr:
         "_pinned",
         "_weights",
         "col",
+        "coo",
         "num_cols",
         "num_rows",
         "perm",
@@ -52,6 +53,8 @@ class Csr:
     def __init__(self, rowptr: Tensor, col: Tensor, perm: Tensor | None, num_cols: int) -> None:
         self.rowptr, self.col, self.perm = rowptr, col, perm
         self.num_rows, self.num_cols = rowptr.shape[0] - 1, num_cols
+        # (dst, src) in the caller's order, where that is another: what the transpose is made from, and then let go
+        self.coo: tuple[Tensor, Tensor] | None = None
         self.plan: Any = None  # the plan of calls that ask for nothing special
         self.plans: dict[Any, Any] = {}  # the others, by what was asked for
         self.uses = 0  # calls so far, until the default plan is upgraded
@@ -148,6 +151,7 @@ class Core:
             with self.lock:
                 if self.transpose is None:
                     self.transpose = _transpose(self.csr)
+                    self.csr.coo = None
         return self.transpose
 
 
@@ -187,7 +191,8 @@ def _transpose(csr: Csr) -> Csr:
     counters["transposes_built"] += 1
     with torch.no_grad():
         # Group the edges in the caller's order, so that "the first edge" means the same in both directions.
-        src, dst = csr.in_caller_order(csr.col), csr.in_caller_order(csr.rows())
+        coo = csr.coo
+        dst, src = coo if coo is not None else (csr.in_caller_order(csr.rows()), csr.in_caller_order(csr.col))
         rowptr, perm = _group(src, csr.num_cols)
         # One index type for both directions, whichever side needs the wider one.
         return Csr(rowptr.to(dst.dtype), dst.index_select(0, perm), perm.to(dst.dtype), csr.num_rows)
@@ -211,6 +216,8 @@ def _as_index(t: Any, name: str) -> Tensor:
 def _check_edges(dst: Tensor, src: Tensor, num_dst: int, num_src: int) -> bool:
     """Raises IndexError for the first edge that is out of range; returns whether `dst` is sorted."""
     _native.require(dst.device)
+    if dst.dtype != src.dtype:
+        dst, src = dst.long(), src.long()
     bad, ordered, _ = _native.check_coo(dst, src, num_dst, num_src).tolist()
     if bad >= 0:
         s, d = int(src[bad]), int(dst[bad])
@@ -232,8 +239,11 @@ def _from_coo(dst: Tensor, src: Tensor, num_dst: int, num_src: int) -> Csr:
             # A copy always: int32 indices need no conversion, and the caller may write into theirs.
             return Csr(_rowptr(dst.contiguous(), num_dst, dtype), _own(src, dtype), None, num_src)
         counters["sorts"] += 1
+        dst, src = _own(dst, dtype), _own(src, dtype)
         rowptr, perm = _group(dst, num_dst)
-        return Csr(rowptr.to(dtype), src.index_select(0, perm).to(dtype), perm.to(dtype), num_src)
+        csr = Csr(rowptr.to(dtype), src.index_select(0, perm), perm.to(dtype), num_src)
+        csr.coo = dst, src
+        return csr
 
 
 class _StoredValues(torch.autograd.Function):
@@ -414,8 +424,8 @@ class Graph:
         elif A.layout == torch.sparse_csr:
             graph, values = cls.from_csr(A.crow_indices(), A.col_indices(), num_src), A.values()
         else:
-            by_col = Csr(A.ccol_indices(), A.row_indices(), None, num_dst)
-            graph, values = cls._from_pair(by_col.col, by_col.rows(), num_dst, num_src), A.values()
+            # By columns, it is the CSR of the transposed matrix.
+            graph, values = cls.from_csr(A.ccol_indices(), A.row_indices(), num_dst).T, A.values()
         return graph.with_weight(values)
 
     @classmethod
@@ -526,7 +536,8 @@ class Graph:
     def nbytes(self) -> int:
         """Bytes held by the index arrays of both directions, as far as they exist."""
         halves = [self._core.csr, self._core.transpose]
-        return sum(t.numel() * t.element_size() for h in halves if h is not None for t in h.arrays())
+        arrays = [t for h in halves if h is not None for t in (*h.arrays(), *(h.coo or ()))]
+        return sum(t.numel() * t.element_size() for t in arrays)
 
     def validate(self) -> Graph:
         """Checks every index array again (they were checked when the graph was made); returns the graph.
@@ -538,8 +549,8 @@ class Graph:
             if csr is not None:
                 Graph.from_csr(csr.rowptr, csr.col, csr.num_cols)
                 if csr.perm is not None:
-                    seen = torch.zeros_like(csr.perm).index_fill_(0, csr.perm.long(), 1)
-                    if not bool(seen.all()):
+                    ids = torch.arange(csr.perm.shape[0], dtype=csr.perm.dtype, device=csr.perm.device)
+                    if not torch.equal(csr.perm.sort().values, ids):
                         raise ValueError("the edge permutation of the graph is no permutation")
         return self
 

@@ -387,7 +387,12 @@ def test_cuda_method() -> None:
 
 
 def test_validate_finds_writes(device: str) -> None:
-    for which, value, match in (("col", 99, "99"), ("rowptr", 1, "rowptr"), ("perm", 0, "permutation")):
+    for which, value, match in (
+        ("col", 99, "99"),
+        ("rowptr", 1, "rowptr"),
+        ("perm", 0, "permutation"),
+        ("perm", 1 << 30, "permutation"),
+    ):
         g = NAMED["shuffled"].graph(device)
         assert g.validate() is g
         getattr(g, which).fill_(value)
