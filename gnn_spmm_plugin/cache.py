@@ -40,13 +40,12 @@ class _Entry:
 
     def __init__(self, graph: Graph, dst: Tensor, src: Tensor, size: Any) -> None:
         self.graph, self.size = graph, size
-        dtype = graph.col.dtype
-        # Sorted edges are stored as they came.
-        kept_src = graph.col if graph.perm is None else src.to(dtype, copy=True)
-        self.copy = (dst.to(dtype, copy=True), kept_src)
+        # A graph that had to be sorted still has its edges as they came; else its columns are the sources.
+        self.copy = graph._csr.coo or (dst.to(graph.col.dtype, copy=True), graph.col)
         self.roots = 0  # living, unchanged tensors that it is the graph of
         # The graph twice: the first backward adds its transpose.
-        self.nbytes = 2 * graph.nbytes() + sum(t.numel() * t.element_size() for t in self.copy)
+        arrays = [*graph._csr.arrays(), *graph._csr.arrays(), *self.copy]
+        self.nbytes = sum(t.numel() * t.element_size() for t in arrays)
 
     def equals(self, dst: Tensor, src: Tensor) -> bool:
         """Exact comparison; on CUDA one read back."""

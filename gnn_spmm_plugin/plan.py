@@ -1,6 +1,6 @@
 """`Plan`: everything prepared once for one direction of a graph, so that a product is one call.
 
-A plan has a life. It starts *cold*: no pass over the graph, no allocation. The second use of the same graph
+A plan has a life. It starts *cold*: no pass over the graph, no allocation. Further use of the same graph
 *warms* it: degrees are looked at (one read back), and rows too long for one block are split into chunks that
 several blocks sweep, merged in a fixed order. Cold and warm give the same bits: the cold kernel walks the same
 chunks one after another.
@@ -24,13 +24,22 @@ from .kernels import DTYPES, REDUCES, Kernel, for_device
 MODES = ("auto", "cold", "warm")
 POLICIES = ("auto", "csr")
 
-#: Uses of a graph after which its plan is upgraded. Splitting costs about one product of a small graph.
-WARM_AFTER = 2
+#: Uses of a graph after which its plan is upgraded. A mini-batch is used two or three times in each direction and then
+#: gone; looking at its degrees would cost more than it brings.
+WARM_AFTER = 8
 
-# Rows longer than LONG are swept by a whole block instead of a lane group: a row of n edges is a chain of about
-# n / 4 dependent gathers of 0.5 us, and a block has 8 to 64 groups. Rows longer than CHUNK are split over blocks.
-LONG = 128
-CHUNK = 2048
+
+def _lengths(num_rows: int, num_edges: int) -> tuple[int, int]:
+    """(long row, chunk): a longer row than the first gets a block to itself, than the second several.
+
+    A lane group sweeps a row of n edges as a chain of n / 4 dependent gathers of about 0.5 us; a block has 8 to 64
+    groups. Where there are rows enough to fill a GPU, only those far above the average need more hands; a small graph
+    leaves most of it idle, so its rows are shared out earlier.
+    """
+    long_row = 32 if num_edges < 100_000 else 128
+    while num_rows > 100_000 and long_row < 4 * num_edges // num_rows:
+        long_row *= 2
+    return long_row, max(2048, 4 * long_row)
 
 
 @dataclass(frozen=True)
@@ -41,7 +50,8 @@ class Plan:
         kernel: the kernel that runs.
         mode: ``"cold"`` or ``"warm"``.
         items: ``[n, 4]`` int32 work items of the CUDA kernel (chunks of hub rows, then rows to merge), or None.
-        config: integers passed to the kernel: [long row, chunk, number of chunk items, number of merged rows].
+        config: integers passed to the kernel: [long row, chunk, chunk items, merged rows, scratch slots, whether the
+            items hold every long row].
         features: degree statistics, where the plan looked at them.
         reasons: why this and not another, line by line.
         build_seconds: host time it took to build.
@@ -87,61 +97,55 @@ class Plan:
         return "\n".join(lines)
 
 
-def _cold(core: Core, csr: Csr, kernel: Kernel, why: str) -> Plan:
+def _cold(csr: Csr, kernel: Kernel, why: str) -> Plan:
     counters["plans_built"] += 1
-    return Plan(
-        kernel,
-        "cold",
-        weakref.ref(csr),
-        None,
-        [LONG, CHUNK, 0, 0],
-        None,
-        (f"cold      {why}",),
-        0.0,
-    )
+    config = [*_lengths(csr.num_rows, csr.col.shape[0]), 0, 0, 0, 0]
+    return Plan(kernel, "cold", weakref.ref(csr), None, config, None, (f"cold      {why}",), 0.0)
 
 
-def _warm(core: Core, csr: Csr, kernel: Kernel) -> Plan:
+def _warm(csr: Csr, kernel: Kernel) -> Plan:
     counters["plans_built"] += 1
     start = time.perf_counter()
+    long_row, chunk = _lengths(csr.num_rows, csr.col.shape[0])
+    items, config, reasons = None, [long_row, chunk, 0, 0, 0, 0], []
     with torch.no_grad():
         features = GraphFeatures.of(csr)
-        items, num_chunks, num_hubs = None, 0, 0
-        if kernel.device == "cuda" and features.max_degree > CHUNK and csr.col.dtype == torch.int32:
-            items, num_chunks, num_hubs = _split_hubs(csr)
-    reasons = [f"long      rows over {LONG} edges are swept by a whole block"]
-    if num_hubs:
-        reasons.append(f"split     {num_hubs} rows over {CHUNK} edges, in {num_chunks} chunks, merged in fixed order")
-    else:
-        reasons.append(f"split     nothing: the longest row has {features.max_degree:,} edges")
-    config = [LONG, CHUNK, num_chunks, num_hubs]
+        if kernel.device == "cuda" and features.max_degree <= long_row:
+            config[5] = 1
+            reasons.append(f"long      no row over {long_row} edges: every row is swept by a lane group")
+        elif kernel.device == "cuda" and csr.col.dtype == torch.int32:
+            items, num_long, num_split = _list_long_rows(csr, long_row, chunk)
+            config[2:] = [len(items) - num_split, num_split, int(items[-1, 2]) if num_split else 0, 1]
+            reasons.append(f"long      {num_long} rows over {long_row} edges: a block each, ahead of the others")
+            if num_split:
+                reasons.append(f"split     {num_split} of them over {chunk} edges: {config[4]} chunks, merged in order")
     seconds = time.perf_counter() - start
-    result = Plan(kernel, "warm", weakref.ref(csr), items, config, features, tuple(reasons), seconds)
-    log.info(
-        "plan: %s, %d rows, %d edges, %s",
-        kernel.name,
-        csr.num_rows,
-        csr.col.shape[0],
-        "; ".join(reasons),
-    )
-    return result
+    log.info("plan: %s, %d rows, %d edges, %s", kernel.name, csr.num_rows, csr.col.shape[0], "; ".join(reasons))
+    return Plan(kernel, "warm", weakref.ref(csr), items, config, features, tuple(reasons), seconds)
 
 
-def _split_hubs(csr: Csr) -> tuple[Tensor, int, int]:
-    """Work items of the rows over CHUNK edges: {row, begin, end, slot} per chunk, {row, slot, end slot, 0} per row."""
+def _list_long_rows(csr: Csr, long_row: int, chunk: int) -> tuple[Tensor, int, int]:
+    """Work items of the CUDA kernel, and how many rows are long and how many of those are split.
+
+    Returns ``[n, 4]`` int32: {row, begin, end, slot} for each chunk of each long row, slot -1 where that is the whole
+    row; then {row, first slot, end slot, 0} for each split row.
+    """
+    device = csr.col.device
     degree = csr.degree()
-    hubs = (degree > CHUNK).nonzero().flatten()
-    chunks = (degree[hubs] + CHUNK - 1) // CHUNK
-    slot_end = chunks.cumsum(0)
-    total = int(slot_end[-1])
-    slot = torch.arange(total, device=csr.col.device)
-    owner = torch.arange(len(hubs), device=csr.col.device).repeat_interleave(chunks, output_size=total)
-    row = hubs[owner]
-    begin = csr.rowptr[row] + (slot - (slot_end - chunks)[owner]) * CHUNK
-    end = torch.minimum(begin + CHUNK, csr.rowptr[row + 1])
-    items = torch.stack([row, begin, end, slot], 1)
-    merges = torch.stack([hubs, slot_end - chunks, slot_end, torch.zeros_like(hubs)], 1)
-    return torch.cat([items, merges]).to(torch.int32).contiguous(), total, len(hubs)
+    rows = (degree > long_row).nonzero().flatten()
+    chunks = (degree[rows] + chunk - 1) // chunk
+    ends = chunks.cumsum(0)
+    total = int(ends[-1])
+    owner = torch.arange(len(rows), device=device).repeat_interleave(chunks, output_size=total)
+    number = torch.arange(total, device=device) - (ends - chunks)[owner]
+    begin = csr.rowptr[rows][owner] + number * chunk
+    end = torch.minimum(begin + chunk, csr.rowptr[rows + 1][owner])
+    is_split = chunks > 1
+    slot = is_split[owner].cumsum(0) - 1
+    items = torch.stack([rows[owner], begin, end, torch.where(is_split[owner], slot, -1)], 1)
+    slots_end = chunks[is_split].cumsum(0)
+    split = torch.stack([rows[is_split], slots_end - chunks[is_split], slots_end, torch.zeros_like(slots_end)], 1)
+    return torch.cat([items, split]).to(torch.int32).contiguous(), len(rows), len(split)
 
 
 def default_plan(core: Core, csr: Csr) -> Plan:
@@ -155,24 +159,24 @@ def default_plan(core: Core, csr: Csr) -> Plan:
     kernel = for_device(core.device, env("GSP_KERNEL"))
     if mode == "cold" or (mode == "auto" and csr.uses < WARM_AFTER - 1) or capturing(core.device):
         if current is None:
-            current = _cold(core, csr, kernel, f"use {csr.uses + 1}; warm from use {WARM_AFTER} on")
+            current = _cold(csr, kernel, f"use {csr.uses + 1}; warm from use {WARM_AFTER} on")
             csr.plan = current
     else:
-        current = _build(core, csr, kernel)
+        current = _build(csr, kernel)
         csr.plan = current
     csr.uses += 1
     return current
 
 
-def _build(core: Core, csr: Csr, kernel: Kernel) -> Plan:
+def _build(csr: Csr, kernel: Kernel) -> Plan:
     try:
-        return _warm(core, csr, kernel)
+        return _warm(csr, kernel)
     except torch.OutOfMemoryError:
         log.warning(
             "out of memory while planning a graph of %d edges: staying with the cold kernel",
             csr.col.shape[0],
         )
-        plan = _cold(core, csr, kernel, "out of memory while building the warm plan")
+        plan = _cold(csr, kernel, "out of memory while building the warm plan")
         return replace(plan, mode="warm")  # do not try again
 
 
@@ -228,9 +232,9 @@ def plan(
     made: Plan | None = csr.plans.get(key)
     if made is None:
         if mode == "cold":
-            made = _cold(graph._core, csr, chosen, "as asked")
+            made = _cold(csr, chosen, "as asked")
         else:
-            made = _build(graph._core, csr, chosen)
+            made = _build(csr, chosen)
         made = replace(made, request=(width, dtype, reduce))
         csr.plans[key] = made
     return made

@@ -10,11 +10,12 @@ import pytest
 import torch
 from checks import close, expect_spmm
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from strategies import DTYPES, NAMED, REDUCES, edges, values
 
 import gnn_spmm_plugin as gsp
 from gnn_spmm_plugin.features import GraphFeatures
-from gnn_spmm_plugin.plan import CHUNK, WARM_AFTER, default_plan
+from gnn_spmm_plugin.plan import WARM_AFTER, _list_long_rows, default_plan
 
 
 @pytest.fixture(autouse=True)
@@ -124,19 +125,61 @@ def test_explain(device: str) -> None:
 
 
 @pytest.mark.gpu
-def test_hub_rows_are_split() -> None:
-    """Chunks cover each hub row once, in order; then one merge for each."""
-    g = NAMED["hub"].graph("cuda")
-    plan = gsp.plan(g, 64)
-    _, chunk, num_chunks, num_hubs = plan.config
-    assert chunk == CHUNK and num_hubs == 1 and num_chunks == 3
-    assert plan.items is not None and plan.items.shape == (4, 4)
-    chunks, merge = plan.items[:3].tolist(), plan.items[3].tolist()
-    begin, end = int(g.rowptr[1]), int(g.rowptr[2])
-    assert [c[0] for c in chunks] == [1, 1, 1] and [c[3] for c in chunks] == [0, 1, 2]
-    assert chunks[0][1] == begin and chunks[-1][2] == end
-    assert all(a[2] == b[1] for a, b in itertools.pairwise(chunks))
-    assert merge == [1, 0, 3, 0]
+@pytest.mark.parametrize("name", ["hub", "shuffled"])
+def test_long_rows_are_listed(name: str) -> None:
+    """Every row above the limit, each edge of it in one chunk, in order; then a merge for each row of several."""
+    g = NAMED[name].graph("cuda")
+    long_row, chunk, num_items, num_merges, num_slots, listed = gsp.plan(g, 64).config
+    assert listed == 1
+    items = gsp.plan(g, 64).items
+    degree = g.in_degree().tolist()
+    expected = {row: length for row, length in enumerate(degree) if length > long_row}
+    rows = [] if items is None else items.tolist()
+    assert len(rows) == num_items + num_merges
+    covered: dict[int, list[list[int]]] = {}
+    for row, begin, end, slot in rows[:num_items]:
+        covered.setdefault(row, []).append([begin, end, slot])
+    assert covered.keys() == expected.keys()
+    slots = []
+    for row, pieces in covered.items():
+        assert pieces[0][0] == int(g.rowptr[row]) and pieces[-1][1] == int(g.rowptr[row + 1])
+        assert all(a[1] == b[0] for a, b in itertools.pairwise(pieces))
+        assert all(0 < end - begin <= chunk for begin, end, _ in pieces)
+        if len(pieces) == 1:
+            assert pieces[0][2] == -1
+        else:
+            slots += [p[2] for p in pieces]
+            assert [row, pieces[0][2], pieces[-1][2] + 1, 0] in rows[num_items:]
+    assert slots == list(range(num_slots))
+    assert name != "hub" or num_merges == 1
+
+
+@settings(max_examples=40)
+@given(e=edges(max_edges=400), long_row=st.sampled_from([0, 1, 3, 8]), times=st.sampled_from([1, 2, 4]))
+def test_work_items(device, e, long_row, times) -> None:  # type: ignore[no-untyped-def]
+    """The same on any graph, with limits that small ones reach."""
+    csr = e.graph(device)._csr
+    chunk = max(long_row, 1) * times
+    long_rows = [r for r, n in enumerate(csr.degree().tolist()) if n > long_row]
+    if not long_rows:
+        return
+    items, num_long, num_split = _list_long_rows(csr, long_row, chunk)
+    assert items.dtype == torch.int32 and items.is_contiguous() and num_long == len(long_rows)
+    chunks, merges = items[: len(items) - num_split].tolist(), items[len(items) - num_split :].tolist()
+    slots = 0
+    for row, group in itertools.groupby(chunks, key=lambda item: item[0]):
+        assert row == long_rows.pop(0)
+        parts = list(group)
+        assert parts[0][1] == csr.rowptr[row] and parts[-1][2] == csr.rowptr[row + 1]
+        assert all(a[2] == b[1] for a, b in itertools.pairwise(parts))
+        assert all(0 < end - begin <= chunk for _, begin, end, _ in parts)
+        if len(parts) == 1:
+            assert parts[0][3] == -1
+        else:
+            assert [p[3] for p in parts] == list(range(slots, slots + len(parts)))
+            assert merges.pop(0) == [row, slots, slots + len(parts), 0]
+            slots += len(parts)
+    assert not long_rows and not merges
 
 
 def test_plans_are_checked(device: str) -> None:

@@ -1,4 +1,5 @@
-// The CUDA implementations of the operators: check, describe the operands with plain pointers, launch.
+// The CUDA implementations of the operators: check, describe the operands with plain pointers,
+// launch.
 #include <cuda_runtime.h>
 #include <torch/csrc/stable/accelerator.h>
 
@@ -18,7 +19,8 @@ class Launch {
  public:
   explicit Launch(const Tensor& like) : guard_(like.get_device_index()) {
     void* stream = nullptr;
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(like.get_device_index(), &stream));
+    STABLE_TORCH_ERROR_CODE_CHECK(
+        aoti_torch_get_current_cuda_stream(like.get_device_index(), &stream));
     stream_ = static_cast<cudaStream_t>(stream);
   }
   cudaStream_t stream() const { return stream_; }
@@ -30,13 +32,14 @@ class Launch {
     cudaDeviceProp properties{};
     cudaGetDevice(&device);
     cudaGetDeviceProperties(&properties, device);
-    const char* hint = error == cudaErrorNoKernelImageForDevice || error == cudaErrorUnsupportedPtxVersion
-                           ? ": rebuild the package with this architecture in TORCH_CUDA_ARCH_LIST"
-                       : error == cudaErrorInsufficientDriver
-                           ? ": update the driver, or rebuild with an older CUDA toolkit"
-                           : "";
-    STD_TORCH_CHECK(false, what, ": ", cudaGetErrorString(error), " on ", properties.name, " (compute capability ",
-                    properties.major, ".", properties.minor, ")", hint);
+    const char* hint =
+        error == cudaErrorNoKernelImageForDevice || error == cudaErrorUnsupportedPtxVersion
+            ? ": rebuild the package with this architecture in TORCH_CUDA_ARCH_LIST"
+        : error == cudaErrorInsufficientDriver
+            ? ": update the driver, or rebuild with an older CUDA toolkit"
+            : "";
+    STD_TORCH_CHECK(false, what, ": ", cudaGetErrorString(error), " on ", properties.name,
+                    " (compute capability ", properties.major, ".", properties.minor, ")", hint);
   }
 
  private:
@@ -44,25 +47,31 @@ class Launch {
   cudaStream_t stream_ = nullptr;
 };
 
-// What a plan passes: config = {long row, chunk, number of chunk items, number of merged rows}.
-cuda::RowSweep sweep_of(const Sizes& sizes, const Tensor& rowptr, const Tensor& col, const OptionalTensor& perm,
-                        const OptionalTensor& weight, const OptionalTensor& items, const std::vector<int64_t>& config) {
+// What a plan passes: config = {long row, chunk, chunk items, merged rows, scratch slots, whether
+// items hold every long row}.
+cuda::RowSweep sweep_of(const Sizes& sizes, const Tensor& rowptr, const Tensor& col,
+                        const OptionalTensor& perm, const OptionalTensor& weight,
+                        const OptionalTensor& items, const std::vector<int64_t>& config) {
   STD_TORCH_CHECK(sizes.width <= std::numeric_limits<int32_t>::max(), "got ", sizes.width,
                   " columns, expected fewer than 2^31");
-  STD_TORCH_CHECK(config.size() == 4 && config[0] >= 0 && config[1] >= 1 && config[2] >= 0 && config[3] >= 0,
-                  "config has ", config.size(), " entries, expected the 4 of a plan for this graph");
+  STD_TORCH_CHECK(
+      config.size() == 6 && *std::min_element(config.begin(), config.end()) >= 0 && config[1] >= 1,
+      "config has ", config.size(), " entries, expected the 6 of a plan for this graph");
   cuda::RowSweep p{sizes.dtype, sizes.csr.wide()};
   p.long_row = config[0];
   p.chunk = config[1];
+  p.listed = config[5] != 0;
   if (items && config[2] > 0) {
-    STD_TORCH_CHECK(items->dim() == 2 && items->size(0) == config[2] + config[3] && items->size(1) == 4,
-                    "items has shape ", shape_of(*items), ", expected [", config[2] + config[3], ", 4]");
+    STD_TORCH_CHECK(
+        items->dim() == 2 && items->size(0) == config[2] + config[3] && items->size(1) == 4,
+        "items has shape ", shape_of(*items), ", expected [", config[2] + config[3], ", 4]");
     check_dtype("items", *items, ScalarType::Int);
     check_contiguous("items", *items);
     check_same_device("items", *items, rowptr);
     p.items = items->const_data_ptr();
     p.num_items = static_cast<int>(config[2]);
     p.num_merges = static_cast<int>(config[3]);
+    p.num_slots = static_cast<int>(config[4]);
   }
   p.rowptr = rowptr.const_data_ptr();
   p.col = col.const_data_ptr();
@@ -77,26 +86,27 @@ cuda::RowSweep sweep_of(const Sizes& sizes, const Tensor& rowptr, const Tensor& 
 }
 
 // Launches, with room for the partial results of rows that are split over blocks.
-void run(const char* what, cuda::RowOp op, cuda::RowSweep& p, const Sizes& sizes, const Tensor& like) {
+void run(const char* what, cuda::RowOp op, cuda::RowSweep& p, const Sizes& sizes,
+         const Tensor& like) {
   const Launch launch(like);
-  if (p.num_items == 0) {
+  if (p.num_slots == 0) {
     launch.check(what, cuda::row_sweep(op, p, launch.stream()));
     return;
   }
   // Freed at the end of this call, and reused in stream order only.
-  Tensor scratch = fast_empty(like, {p.num_items, sizes.width}, accumulator_type(sizes.type));
+  Tensor scratch = fast_empty(like, {p.num_slots, sizes.width}, accumulator_type(sizes.type));
   p.scratch = scratch.mutable_data_ptr();
   OptionalTensor scratch_arg;
   if (op == cuda::RowOp::kMax || op == cuda::RowOp::kMin) {
-    scratch_arg = fast_empty(like, {p.num_items, sizes.width}, sizes.csr.index);
+    scratch_arg = fast_empty(like, {p.num_slots, sizes.width}, sizes.csr.index);
     p.scratch_arg = scratch_arg->mutable_data_ptr();
   }
   launch.check(what, cuda::row_sweep(op, p, launch.stream()));
 }
 
 Tensor spmm(const Tensor& rowptr, const Tensor& col, const OptionalTensor& weight, const Tensor& x,
-            const OptionalTensor& src_scale, const OptionalTensor& dst_scale, const OptionalTensor& items,
-            const std::vector<int64_t>& config, bool mean) {
+            const OptionalTensor& src_scale, const OptionalTensor& dst_scale,
+            const OptionalTensor& items, const std::vector<int64_t>& config, bool mean) {
   const Sizes sizes = check_spmm(rowptr, col, weight, x, src_scale, dst_scale);
   Tensor out = fast_empty(x, {sizes.csr.rows, sizes.width}, sizes.type);
   cuda::RowSweep p = sweep_of(sizes, rowptr, col, std::nullopt, weight, items, config);
@@ -110,8 +120,9 @@ Tensor spmm(const Tensor& rowptr, const Tensor& col, const OptionalTensor& weigh
   return out;
 }
 
-std::tuple<Tensor, Tensor> spmm_arg(const Tensor& rowptr, const Tensor& col, const OptionalTensor& perm,
-                                    const OptionalTensor& weight, const Tensor& x, const OptionalTensor& items,
+std::tuple<Tensor, Tensor> spmm_arg(const Tensor& rowptr, const Tensor& col,
+                                    const OptionalTensor& perm, const OptionalTensor& weight,
+                                    const Tensor& x, const OptionalTensor& items,
                                     const std::vector<int64_t>& config, bool minimum) {
   const Sizes sizes = check_spmm_arg(rowptr, col, perm, weight, x);
   Tensor out = fast_empty(x, {sizes.csr.rows, sizes.width}, sizes.type);
@@ -140,8 +151,9 @@ Tensor spmm_arg_backward(const Tensor& rowptr, const Tensor& col, const Optional
   return out;
 }
 
-Tensor spmm_tie_count(const Tensor& rowptr, const Tensor& col, const OptionalTensor& weight, const Tensor& x,
-                      const Tensor& out, const OptionalTensor& items, const std::vector<int64_t>& config) {
+Tensor spmm_tie_count(const Tensor& rowptr, const Tensor& col, const OptionalTensor& weight,
+                      const Tensor& x, const Tensor& out, const OptionalTensor& items,
+                      const std::vector<int64_t>& config) {
   const Sizes sizes = check_spmm_tie_count(rowptr, col, weight, x, out);
   Tensor count = fast_empty(x, {sizes.csr.rows, sizes.width}, accumulator_type(sizes.type));
   cuda::RowSweep p = sweep_of(sizes, rowptr, col, std::nullopt, weight, items, config);
@@ -154,9 +166,9 @@ Tensor spmm_tie_count(const Tensor& rowptr, const Tensor& col, const OptionalTen
   return count;
 }
 
-Tensor spmm_tie_backward(const Tensor& rowptr, const Tensor& col, const OptionalTensor& weight, const Tensor& grad,
-                         const Tensor& x, const Tensor& out, const OptionalTensor& items,
-                         const std::vector<int64_t>& config) {
+Tensor spmm_tie_backward(const Tensor& rowptr, const Tensor& col, const OptionalTensor& weight,
+                         const Tensor& grad, const Tensor& x, const Tensor& out,
+                         const OptionalTensor& items, const std::vector<int64_t>& config) {
   const Sizes sizes = check_spmm_tie_backward(rowptr, col, weight, grad, x, out);
   Tensor result = fast_empty(grad, {sizes.csr.rows, sizes.width}, sizes.type);
   cuda::RowSweep p = sweep_of(sizes, rowptr, col, std::nullopt, weight, items, config);
@@ -171,9 +183,10 @@ Tensor spmm_tie_backward(const Tensor& rowptr, const Tensor& col, const Optional
   return result;
 }
 
-Tensor edge_dot(const char* what, cuda::EdgeOp op, const Sizes& sizes, int64_t heads, const Tensor& rowptr,
-                const Tensor& col, const OptionalTensor& perm, const OptionalTensor& weight, const Tensor& a,
-                const Tensor& b, const Tensor* picks) {
+Tensor edge_dot(const char* what, cuda::EdgeOp op, const Sizes& sizes, int64_t heads,
+                const Tensor& rowptr, const Tensor& col, const OptionalTensor& perm,
+                const OptionalTensor& weight, const Tensor& a, const Tensor& b,
+                const Tensor* picks) {
   if (picks != nullptr) check_contiguous(op == cuda::EdgeOp::kArg ? "arg" : "out", *picks);
   Tensor out = heads == 0 ? fast_empty(a, {sizes.csr.edges}, sizes.type)
                           : fast_empty(a, {sizes.csr.edges, heads}, sizes.type);
@@ -198,26 +211,30 @@ Tensor edge_dot(const char* what, cuda::EdgeOp op, const Sizes& sizes, int64_t h
   return out;
 }
 
-Tensor sddmm(const Tensor& rowptr, const Tensor& col, const OptionalTensor& perm, const Tensor& a, const Tensor& b,
-             int64_t heads) {
+Tensor sddmm(const Tensor& rowptr, const Tensor& col, const OptionalTensor& perm, const Tensor& a,
+             const Tensor& b, int64_t heads) {
   const Sizes sizes = check_sddmm(rowptr, col, perm, "a", a, "b", b, heads);
-  return edge_dot("sddmm", cuda::EdgeOp::kDot, sizes, heads, rowptr, col, perm, std::nullopt, a, b, nullptr);
+  return edge_dot("sddmm", cuda::EdgeOp::kDot, sizes, heads, rowptr, col, perm, std::nullopt, a, b,
+                  nullptr);
 }
 
-Tensor sddmm_arg(const Tensor& rowptr, const Tensor& col, const OptionalTensor& perm, const Tensor& grad,
-                 const Tensor& x, const Tensor& arg, int64_t heads) {
+Tensor sddmm_arg(const Tensor& rowptr, const Tensor& col, const OptionalTensor& perm,
+                 const Tensor& grad, const Tensor& x, const Tensor& arg, int64_t heads) {
   const Sizes sizes = check_sddmm_arg(rowptr, col, perm, grad, x, arg, heads);
-  return edge_dot("sddmm_arg", cuda::EdgeOp::kArg, sizes, heads, rowptr, col, perm, std::nullopt, grad, x, &arg);
+  return edge_dot("sddmm_arg", cuda::EdgeOp::kArg, sizes, heads, rowptr, col, perm, std::nullopt,
+                  grad, x, &arg);
 }
 
-Tensor sddmm_tie(const Tensor& rowptr, const Tensor& col, const OptionalTensor& perm, const OptionalTensor& weight,
-                 const Tensor& grad, const Tensor& x, const Tensor& out, int64_t heads) {
+Tensor sddmm_tie(const Tensor& rowptr, const Tensor& col, const OptionalTensor& perm,
+                 const OptionalTensor& weight, const Tensor& grad, const Tensor& x,
+                 const Tensor& out, int64_t heads) {
   const Sizes sizes = check_sddmm_tie(rowptr, col, perm, weight, grad, x, out, heads);
-  return edge_dot("sddmm_tie", cuda::EdgeOp::kTie, sizes, heads, rowptr, col, perm, weight, grad, x, &out);
+  return edge_dot("sddmm_tie", cuda::EdgeOp::kTie, sizes, heads, rowptr, col, perm, weight, grad, x,
+                  &out);
 }
 
-Tensor softmax(const char* what, const Sizes& sizes, const Tensor& rowptr, const OptionalTensor& perm, const Tensor& in,
-               const Tensor* grad) {
+Tensor softmax(const char* what, const Sizes& sizes, const Tensor& rowptr,
+               const OptionalTensor& perm, const Tensor& in, const Tensor* grad) {
   Tensor out = in.dim() == 1 ? fast_empty(in, {in.size(0)}, sizes.type)
                              : fast_empty(in, {in.size(0), in.size(1)}, sizes.type);
   cuda::EdgeSoftmax p{sizes.dtype, sizes.csr.wide()};
@@ -235,23 +252,27 @@ Tensor softmax(const char* what, const Sizes& sizes, const Tensor& rowptr, const
 }
 
 Tensor edge_softmax(const Tensor& rowptr, const OptionalTensor& perm, const Tensor& logits) {
-  return softmax("edge_softmax", check_edge_softmax(rowptr, perm, "logits", logits), rowptr, perm, logits, nullptr);
+  return softmax("edge_softmax", check_edge_softmax(rowptr, perm, "logits", logits), rowptr, perm,
+                 logits, nullptr);
 }
 
-Tensor edge_softmax_backward(const Tensor& rowptr, const OptionalTensor& perm, const Tensor& p, const Tensor& grad) {
-  return softmax("edge_softmax_backward", check_edge_softmax_backward(rowptr, perm, p, grad), rowptr, perm, p, &grad);
+Tensor edge_softmax_backward(const Tensor& rowptr, const OptionalTensor& perm, const Tensor& p,
+                             const Tensor& grad) {
+  return softmax("edge_softmax_backward", check_edge_softmax_backward(rowptr, perm, p, grad),
+                 rowptr, perm, p, &grad);
 }
 
 Tensor check_coo(const Tensor& dst, const Tensor& src, int64_t num_dst, int64_t num_src) {
   check_coo_inputs(dst, src, num_dst, num_src);
-  STD_TORCH_CHECK(dst.scalar_type() == src.scalar_type(), "dst is ", dst.scalar_type(), " but src is ",
-                  src.scalar_type(), ", expected one type");
+  STD_TORCH_CHECK(dst.scalar_type() == src.scalar_type(), "dst is ", dst.scalar_type(),
+                  " but src is ", src.scalar_type(), ", expected one type");
   Tensor out = fast_empty(dst, {3}, ScalarType::Long);
   const Launch launch(dst);
-  launch.check("check_coo",
-               cuda::check_coo(dst.scalar_type() == ScalarType::Long, dst.const_data_ptr(), src.const_data_ptr(),
-                               dst.stride(0), src.stride(0), dst.size(0), num_dst, num_src,
-                               static_cast<int64_t*>(out.mutable_data_ptr()), launch.stream()));
+  launch.check(
+      "check_coo",
+      cuda::check_coo(dst.scalar_type() == ScalarType::Long, dst.const_data_ptr(),
+                      src.const_data_ptr(), dst.stride(0), src.stride(0), dst.size(0), num_dst,
+                      num_src, static_cast<int64_t*>(out.mutable_data_ptr()), launch.stream()));
   return out;
 }
 

@@ -11,9 +11,18 @@
 
 #include "common/reducer.h"
 
+// The one way a kernel is launched; under the emulation of tests/emu it runs to its end on the CPU.
+#ifdef __CUDACC__
+#define GSP_LAUNCH(kernel, grid, stream, ...) kernel<<<grid, kThreads, 0, stream>>>(__VA_ARGS__)
+#else
+#define GSP_LAUNCH(kernel, grid, stream, ...) \
+  (void)stream, emu::launch(kernel, dim3(grid), dim3(kThreads), __VA_ARGS__)
+#endif
+
 namespace gsp::cuda {
 
-constexpr int kThreads = 256;  // of every block
+constexpr int kLogThreads = 8;
+constexpr int kThreads = 1 << kLogThreads;  // of every block
 constexpr int kWarps = kThreads / 32;
 constexpr unsigned kFullMask = 0xffffffffu;
 

@@ -1,5 +1,4 @@
 #include "cuda/edge_dot.cuh"
-
 #include "cuda/launch.h"
 
 namespace gsp::cuda {
@@ -25,7 +24,8 @@ static cudaError_t launch(const EdgeDot& p, cudaStream_t stream) {
   a.head_width = p.width / a.heads;
   while (a.log_lanes < 5 && (kVec << a.log_lanes) < a.head_width) ++a.log_lanes;
   const int64_t run = 16, groups = (p.edges + run - 1) / run, per_block = kThreads >> a.log_lanes;
-  edge_dot<T, Index, kVec, kPick><<<unsigned((groups + per_block - 1) / per_block), kThreads, 0, stream>>>(a);
+  GSP_LAUNCH((edge_dot<T, Index, kVec, kPick>), (unsigned((groups + per_block - 1) / per_block)),
+             stream, a);
   return cudaGetLastError();
 }
 
@@ -36,7 +36,8 @@ static cudaError_t choose(const EdgeDot& p, cudaStream_t stream) {
     return reinterpret_cast<uintptr_t>(q) % 16 == 0 && stride * int64_t(sizeof(T)) % 16 == 0;
   };
   if (p.wide_index) return launch<T, int64_t, 1, kPick>(p, stream);
-  if (p.width / (p.heads > 0 ? p.heads : 1) % kWide == 0 && aligned(p.a, p.a_stride) && aligned(p.b, p.b_stride)) {
+  if (p.width / (p.heads > 0 ? p.heads : 1) % kWide == 0 && aligned(p.a, p.a_stride) &&
+      aligned(p.b, p.b_stride)) {
     return launch<T, int, kWide, kPick>(p, stream);
   }
   return launch<T, int, 1, kPick>(p, stream);

@@ -1,7 +1,8 @@
 // A dot product per edge: the gradient of an edge weight, and attention scores.
 //
-// A group of lanes takes kRun consecutive edges, so that work is even whatever the degrees; it finds the row of its
-// first edge by bisection and walks on. Every edge is one group's own, so nothing is shared and nothing is atomic.
+// A group of lanes takes kRun consecutive edges, so that work is even whatever the degrees; it
+// finds the row of its first edge by bisection and walks on. Every edge is one group's own, so
+// nothing is shared and nothing is atomic.
 #pragma once
 
 #include "cuda/vec.cuh"
@@ -34,8 +35,8 @@ enum class Pick { kAll, kArg, kTie };
 template <typename T, typename Index, int kVec, Pick kPick>
 __global__ void __launch_bounds__(kThreads) edge_dot(EdgeDotArgs<T, Index> p) {
   using Acc = acc_t<T>;
-  constexpr int kRun = 16;    // edges a group
-  constexpr int kUnroll = 4;  // of them in flight
+  constexpr int kRun = 16;                             // edges a group
+  constexpr int kUnroll = sizeof(Index) == 4 ? 4 : 2;  // of them in flight
   const int lanes = 1 << p.log_lanes, lane = int(threadIdx.x) & (lanes - 1);
   const int64_t group = (int64_t(blockIdx.x) * kThreads + threadIdx.x) >> p.log_lanes;
   const int64_t first = group * kRun, end = first + kRun < p.edges ? first + kRun : p.edges;

@@ -1,5 +1,4 @@
 #include "cuda/edge_softmax.cuh"
-
 #include "cuda/launch.h"
 
 namespace gsp::cuda {
@@ -17,9 +16,9 @@ static cudaError_t launch(const EdgeSoftmax& p, cudaStream_t stream) {
   a.long_row = 1024;  // a warp needs 32 rounds for it
   const unsigned blocks = unsigned((p.rows + kWarps - 1) / kWarps);
   if (p.grad == nullptr) {
-    edge_softmax<T, Index, false><<<blocks, kThreads, 0, stream>>>(a);
+    GSP_LAUNCH((edge_softmax<T, Index, false>), blocks, stream, a);
   } else {
-    edge_softmax<T, Index, true><<<blocks, kThreads, 0, stream>>>(a);
+    GSP_LAUNCH((edge_softmax<T, Index, true>), blocks, stream, a);
   }
   return cudaGetLastError();
 }
@@ -44,8 +43,9 @@ cudaError_t edge_softmax(const EdgeSoftmax& p, cudaStream_t stream) {
   return cudaErrorInvalidValue;
 }
 
-cudaError_t check_coo(bool wide_index, const void* dst, const void* src, int64_t dst_stride, int64_t src_stride,
-                      int64_t edges, int64_t num_dst, int64_t num_src, int64_t* out, cudaStream_t stream) {
+cudaError_t check_coo(bool wide_index, const void* dst, const void* src, int64_t dst_stride,
+                      int64_t src_stride, int64_t edges, int64_t num_dst, int64_t num_src,
+                      int64_t* out, cudaStream_t stream) {
   // All ones: no bad edge (-1), and sorted (not 0).
   cudaError_t error = cudaMemsetAsync(out, 0xff, 3 * sizeof(int64_t), stream);
   if (error != cudaSuccess || edges == 0) return error;
@@ -53,12 +53,13 @@ cudaError_t check_coo(bool wide_index, const void* dst, const void* src, int64_t
   const unsigned blocks = unsigned(wanted < 4096 ? wanted : 4096);
   auto* flags = reinterpret_cast<unsigned long long*>(out);
   if (wide_index) {
-    check_coo<int64_t><<<blocks, kThreads, 0, stream>>>(static_cast<const int64_t*>(dst),
-                                                        static_cast<const int64_t*>(src), dst_stride, src_stride, edges,
-                                                        num_dst, num_src, flags);
+    GSP_LAUNCH((check_coo<int64_t>), blocks, stream, static_cast<const int64_t*>(dst),
+               static_cast<const int64_t*>(src), dst_stride, src_stride, edges, num_dst, num_src,
+               flags);
   } else {
-    check_coo<int><<<blocks, kThreads, 0, stream>>>(static_cast<const int*>(dst), static_cast<const int*>(src),
-                                                    dst_stride, src_stride, edges, num_dst, num_src, flags);
+    GSP_LAUNCH((check_coo<int>), blocks, stream, static_cast<const int*>(dst),
+               static_cast<const int*>(src), dst_stride, src_stride, edges, num_dst, num_src,
+               flags);
   }
   return cudaGetLastError();
 }

@@ -1,5 +1,6 @@
-// Softmax over the edges into each row, and its gradient. A warp has a row; a long row is swept by the whole block.
-// Heads lie side by side in memory and are taken one after the other; what one head's pass loads serves the next from L1.
+// Softmax over the edges into each row, and its gradient. A warp has a row; a long row is swept by
+// the whole block. Heads lie side by side in memory and are taken one after the other; what one
+// head's pass loads serves the next from L1.
 #pragma once
 
 #include "cuda/vec.cuh"
@@ -32,8 +33,8 @@ __device__ __forceinline__ Acc fold_row(Acc v, Fold fold, bool whole_block, Acc*
 }
 
 template <typename T, typename Index, bool kBackward>
-__device__ __forceinline__ void softmax_row(const SoftmaxArgs<T, Index>& a, int64_t begin, int64_t end, bool whole_block,
-                                            acc_t<T>* shared) {
+__device__ __forceinline__ void softmax_row(const SoftmaxArgs<T, Index>& a, int64_t begin,
+                                            int64_t end, bool whole_block, acc_t<T>* shared) {
   using Acc = acc_t<T>;
   const int64_t first = begin + (whole_block ? int(threadIdx.x) : int(threadIdx.x) & 31);
   const int step = whole_block ? kThreads : 32;
@@ -44,22 +45,29 @@ __device__ __forceinline__ void softmax_row(const SoftmaxArgs<T, Index>& a, int6
   for (int h = 0; h < a.heads; ++h) {
     if constexpr (kBackward) {
       Acc dot = 0;
-      for (int64_t j = first; j < end; j += step) dot += widen<T>(a.in[at(j, h)]) * widen<T>(a.grad[at(j, h)]);
+#pragma unroll 1
+      for (int64_t j = first; j < end; j += step)
+        dot += widen<T>(a.in[at(j, h)]) * widen<T>(a.grad[at(j, h)]);
       dot = fold_row(dot, add, whole_block, shared);
+#pragma unroll 1
       for (int64_t j = first; j < end; j += step) {
         const int64_t k = at(j, h);
         a.out[k] = narrow<T>(widen<T>(a.in[k]) * (widen<T>(a.grad[k]) - dot));
       }
     } else {
       Acc top = -INFINITY;
+#pragma unroll 1
       for (int64_t j = first; j < end; j += step) {
         const Acc v = widen<T>(a.in[at(j, h)]);
         top = v > top || v != v ? v : top;
       }
-      top = fold_row(top, [](Acc x, Acc y) { return y > x || y != y ? y : x; }, whole_block, shared);
+      top =
+          fold_row(top, [](Acc x, Acc y) { return y > x || y != y ? y : x; }, whole_block, shared);
       Acc sum = 0;
+#pragma unroll 1
       for (int64_t j = first; j < end; j += step) sum += exp(widen<T>(a.in[at(j, h)]) - top);
       sum = fold_row(sum, add, whole_block, shared);
+#pragma unroll 1
       for (int64_t j = first; j < end; j += step) {
         const int64_t k = at(j, h);
         a.out[k] = narrow<T>(exp(widen<T>(a.in[k]) - top) / sum);
@@ -82,15 +90,17 @@ __global__ void __launch_bounds__(kThreads) edge_softmax(SoftmaxArgs<T, Index> a
   }
 }
 
-// Flags of an edge list: the first edge out of range, and whether dst never decreases. out starts as all ones.
+// Flags of an edge list: the first edge out of range, and whether dst never decreases. out starts
+// as all ones.
 template <typename Index>
-__global__ void __launch_bounds__(kThreads) check_coo(const Index* dst, const Index* src, int64_t dst_stride,
-                                                      int64_t src_stride, int64_t edges, int64_t num_dst,
-                                                      int64_t num_src, unsigned long long* out) {
+__global__ void __launch_bounds__(kThreads)
+    check_coo(const Index* dst, const Index* src, int64_t dst_stride, int64_t src_stride,
+              int64_t edges, int64_t num_dst, int64_t num_src, unsigned long long* out) {
   const int64_t step = int64_t(gridDim.x) * kThreads;
   for (int64_t j = int64_t(blockIdx.x) * kThreads + threadIdx.x; j < edges; j += step) {
     const int64_t d = dst[j * dst_stride], s = src[j * src_stride];
-    if (d < 0 || d >= num_dst || s < 0 || s >= num_src) atomicMin(&out[0], static_cast<unsigned long long>(j));
+    if (d < 0 || d >= num_dst || s < 0 || s >= num_src)
+      atomicMin(&out[0], static_cast<unsigned long long>(j));
     if (j > 0 && int64_t(dst[(j - 1) * dst_stride]) > d) out[1] = 0;
   }
 }

@@ -35,7 +35,8 @@ struct RowSweep {
   bool mean = false;
   int64_t long_row = 0, chunk = 0;
   const void* items = nullptr;
-  int num_items = 0, num_merges = 0;
+  bool listed = false;
+  int num_items = 0, num_merges = 0, num_slots = 0;
   void* scratch = nullptr;
   void* scratch_arg = nullptr;
 };
@@ -44,8 +45,8 @@ cudaError_t row_sweep(RowOp op, const RowSweep& p, cudaStream_t stream);
 
 enum class EdgeOp { kDot, kArg, kTie };
 
-// A dot product per edge of a[row] and b[column]: all of it, only where the edge won (picks = arg), or only where the
-// message equals the result (picks = out).
+// A dot product per edge of a[row] and b[column]: all of it, only where the edge won (picks = arg),
+// or only where the message equals the result (picks = out).
 struct EdgeDot {
   Dtype dtype;
   bool wide_index;
@@ -80,7 +81,8 @@ struct EdgeSoftmax {
 cudaError_t edge_softmax(const EdgeSoftmax& p, cudaStream_t stream);
 
 // out: [first bad position or -1, whether dst never decreases, unused]
-cudaError_t check_coo(bool wide_index, const void* dst, const void* src, int64_t dst_stride, int64_t src_stride,
-                      int64_t edges, int64_t num_dst, int64_t num_src, int64_t* out, cudaStream_t stream);
+cudaError_t check_coo(bool wide_index, const void* dst, const void* src, int64_t dst_stride,
+                      int64_t src_stride, int64_t edges, int64_t num_dst, int64_t num_src,
+                      int64_t* out, cudaStream_t stream);
 
 }  // namespace gsp::cuda

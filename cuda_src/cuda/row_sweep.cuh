@@ -1,13 +1,18 @@
-// One sweep over the rows of a CSR matrix, for every reduction that ends in one value per row and column.
+// One sweep over the rows of a CSR matrix, for every reduction that ends in one value per row and
+// column.
 //
-// A group of `lanes` threads covers the columns of a row, 16 bytes a thread where alignment allows; `parallel` such
-// groups share a short row, each taking every `parallel`-th edge, with kUnroll gathers in flight a thread. A row of more
-// than `long_row` edges would be a chain of dependent gathers, so the whole block sweeps it, `chunk` edges at a time.
-// A row of more than `chunk` edges is split over blocks where the plan says so (items): each chunk leaves a partial
-// result in scratch, and `merge_chunks` folds them in ascending order, which is also what a single block does with the
-// chunks of an unsplit row. So splitting never changes a bit, no float is ever added atomically, and the order of a sum
-// depends on the row, the width and the parameters alone.
+// A group of `lanes` threads covers the columns of a row, 16 bytes a thread where alignment allows;
+// `parallel` such groups share a short row, each taking every `parallel`-th edge, with kUnroll
+// gathers in flight a thread. A row of more than `long_row` edges would be a chain of dependent
+// gathers, so a whole block sweeps it, `chunk` edges at a time. A warm plan lists these rows
+// (items): each gets blocks of its own, one a chunk, and the blocks of short rows never wait for
+// one another. A row of several chunks leaves partial results in scratch, and `merge_chunks` folds
+// them in ascending order, which is also what a single block does under a cold plan. So a plan
+// never changes a bit, no float is ever added atomically, and the order of a sum depends on the
+// row, the width and the parameters alone.
 #pragma once
+
+#include <type_traits>
 
 #include "cuda/vec.cuh"
 
@@ -42,11 +47,13 @@ struct SweepArgs {
   int log_parallel;
   int64_t long_row;
   int64_t chunk;
-  const int4* items;  // {row, begin, end, slot} of num_items chunks, then {row, first slot, end slot, -} of the rows
+  const int4* items;  // {row, begin, end, slot or -1} of num_items chunks, then {row, first slot,
+                      // end slot, -} of rows
+  bool listed;        // whether items hold every long row
   int num_items;
   int num_merges;
-  acc_t<T>* scratch;    // [slots, width]
-  Index* scratch_arg;   // [slots, width]
+  acc_t<T>* scratch;   // [slots, width]
+  Index* scratch_arg;  // [slots, width]
 };
 
 // The columns of one thread: kFold vectors of kVec, `lanes` vectors apart.
@@ -59,12 +66,21 @@ struct Columns {
 template <typename Index>
 constexpr Index kNoPosition = sizeof(Index) == 4 ? Index(0x7fffffff) : Index(0x7fffffffffffffffLL);
 
-enum class Weighting { kNone, kScalar, kHeads };
+// What a message is multiplied by: nothing, the edge's weight, its column's scale, both, or a
+// weight per head (and the scale, where there is one). All but the last are worth an inner loop of
+// their own.
+enum class Weighting { kNone, kScalar, kColumn, kScalarColumn, kHeads };
 
-// ---- reductions -------------------------------------------------------------------------------------------------
+// Positions are unsigned in the inner loops: a step past the end must not overflow.
+template <typename Index>
+using Position = std::make_unsigned_t<Index>;
+
+// ---- reductions
+// -------------------------------------------------------------------------------------------------
 //
-// An Op has a State for the columns of one thread and says how an edge is gathered (Edge, gather), how it is folded
-// in (update), how two States meet (merge, shuffle), and what is written (finish, save, restore).
+// An Op has a State for the columns of one thread and says how an edge is gathered (Edge, gather),
+// how it is folded in (update), how two States meet (merge, shuffle), and what is written (finish,
+// save, restore).
 
 template <typename T, typename Index, int kVec, int kFold>
 struct OpBase {
@@ -75,20 +91,14 @@ struct OpBase {
   using Cols = Columns<kVec, kFold>;
   static constexpr int kVecSize = kVec;
   static constexpr int kFolds = kFold;
+  // Gathers wait for memory: the more warps wait at once the better, as long as nothing spills. So
+  // many blocks share a multiprocessor, and a thread has at most 65536 / (256 * kBlocks) registers.
+  static constexpr int kBlocks = kVec == 8 ? 2 : 4;
 
-  template <Weighting kWeighting>
-  static __device__ __forceinline__ Acc weight_of(const Args& a, Index position, int column) {
-    if constexpr (kWeighting == Weighting::kNone) {
-      return Acc(1);
-    } else if constexpr (kWeighting == Weighting::kScalar) {
-      return widen<T>(a.weight[position]);
-    } else {
-      return widen<T>(a.weight[int64_t(position) * a.heads + column / a.head_width]);
-    }
-  }
   // For the Ops that are not instantiated per weighting.
-  static __device__ __forceinline__ Acc any_weight(const Args& a, Index position, int column) {
-    return a.weight == nullptr ? Acc(1) : weight_of<Weighting::kHeads>(a, position, column);
+  static __device__ __forceinline__ Acc weight_of(const Args& a, Position<Index> j, int column) {
+    return a.weight == nullptr ? Acc(1)
+                               : widen<T>(a.weight[int64_t(j) * a.heads + column / a.head_width]);
   }
 };
 
@@ -118,7 +128,9 @@ struct AddOp : OpBase<T, Index, kVec, kFold> {
       for (int i = 0; i < kVec; ++i) s.v[k][i] += o.v[k][i];
     }
   }
-  static __device__ __forceinline__ void merge_one(State& s, const State& o, int k, int i) { s.v[k][i] += o.v[k][i]; }
+  static __device__ __forceinline__ void merge_one(State& s, const State& o, int k, int i) {
+    s.v[k][i] += o.v[k][i];
+  }
   static __device__ __forceinline__ State shuffle(const State& s, int distance) {
     State o;
 #pragma unroll
@@ -129,11 +141,16 @@ struct AddOp : OpBase<T, Index, kVec, kFold> {
     return o;
   }
   // One word of the State at a time, through shared memory or scratch.
-  static __device__ __forceinline__ void save(const State& s, int k, int i, Acc* v, Index*) { *v = s.v[k][i]; }
-  static __device__ __forceinline__ void restore(State& s, int k, int i, const Acc* v, const Index*) { s.v[k][i] = *v; }
+  static __device__ __forceinline__ void save(const State& s, int k, int i, Acc* v, Index*) {
+    *v = s.v[k][i];
+  }
+  static __device__ __forceinline__ void restore(State& s, int k, int i, const Acc* v,
+                                                 const Index*) {
+    s.v[k][i] = *v;
+  }
 
-  static __device__ __forceinline__ void finish(const Args& a, const State& s, int64_t row, int64_t length,
-                                                const Cols& c) {
+  static __device__ __forceinline__ void finish(const Args& a, const State& s, int64_t row,
+                                                int64_t length, const Cols& c) {
     const Acc scale = a.dst_scale == nullptr ? Acc(1) : a.dst_scale[row];
     const Acc count = a.mean ? Acc(length > 1 ? length : 1) : Acc(1);
 #pragma unroll
@@ -165,31 +182,54 @@ struct SumOp : AddOp<T, Index, kVec, kFold> {
   using typename Base::Args;
   using typename Base::Cols;
   using typename Base::State;
-  static constexpr int kUnroll = 4;
+  static constexpr bool kByHead = kWeighting == Weighting::kHeads;
+  static constexpr int kUnroll = kByHead && kFold == 2 ? 2 : 4;
+  static constexpr bool kPlain = kWeighting == Weighting::kNone || kWeighting == Weighting::kScalar;
+  static constexpr int kBlocks = kVec == 4 && sizeof(T) == 4 && kFold == 1 && kPlain ? 6
+                                 : kVec == 8 ? (kFold == 1 ? 3 : 2)
+                                 : kPlain && sizeof(T) <= 4 && sizeof(Index) == 4 ? 4
+                                                                                  : 2;
 
   struct Row {};
   struct Edge {
-    Acc w[kWeighting == Weighting::kHeads ? kFold : 1];
+    Acc w[kByHead ? kFold : 1];
     Vec<T, kVec> x[kFold];
   };
   static __device__ __forceinline__ void begin(const Args&, int64_t, const Cols&, Row&) {}
-  static __device__ __forceinline__ void gather(const Args& a, const Row&, Index position, const Cols& c, Edge& e) {
-    const Index col = a.col[position];
+  static __device__ __forceinline__ void gather(const Args& a, const Row&, Position<Index> j,
+                                                Index col, bool ok, const Cols& c, Edge& e) {
     const T* x = a.x + int64_t(col) * a.x_stride;
 #pragma unroll
-    for (int k = 0; k < kFold; ++k) e.x[k] = load<T, kVec>(x + c.at[k]);
-    const Acc scale = a.src_scale == nullptr ? Acc(1) : a.src_scale[col];
+    for (int k = 0; k < kFold; ++k) e.x[k] = load_if<T, kVec>(ok, x + c.at[k]);
+    if constexpr (kByHead) {
 #pragma unroll
-    for (int k = 0; k < (kWeighting == Weighting::kHeads ? kFold : 1); ++k) {
-      e.w[k] = Base::template weight_of<kWeighting>(a, position, c.at[k]) * scale;
+      for (int k = 0; k < kFold; ++k) {
+        e.w[k] = ok ? widen<T>(a.weight[int64_t(j) * a.heads + c.at[k] / a.head_width]) : Acc(0);
+        if (ok && a.src_scale != nullptr) e.w[k] *= a.src_scale[col];
+      }
+    } else {
+      e.w[0] = Acc(1);
+      if constexpr (kWeighting == Weighting::kScalar || kWeighting == Weighting::kScalarColumn) {
+        e.w[0] = ok ? widen<T>(a.weight[j]) : Acc(0);
+      }
+      if constexpr (kWeighting == Weighting::kColumn || kWeighting == Weighting::kScalarColumn) {
+        e.w[0] *= ok ? a.src_scale[col] : Acc(0);
+      }
     }
   }
-  static __device__ __forceinline__ void update(State& s, const Row&, const Edge& e, Index) {
+  // An edge that is not there was gathered as zeros.
+  static __device__ __forceinline__ void update(State& s, const Row&, const Edge& e, Index, bool) {
 #pragma unroll
     for (int k = 0; k < kFold; ++k) {
-      const Acc w = e.w[kWeighting == Weighting::kHeads ? k : 0];
 #pragma unroll
-      for (int i = 0; i < kVec; ++i) s.v[k][i] += w * widen<T>(e.x[k].v[i]);
+      for (int i = 0; i < kVec; ++i) {
+        const Acc v = widen<T>(e.x[k].v[i]);
+        if constexpr (kWeighting == Weighting::kNone) {
+          s.v[k][i] += v;
+        } else {
+          s.v[k][i] += e.w[kByHead ? k : 0] * v;
+        }
+      }
     }
   }
 };
@@ -246,28 +286,33 @@ struct ExtremumOp : OpBase<T, Index, kVec, kFold> {
     *v = s.v[k][i].value;
     *p = s.v[k][i].position;
   }
-  static __device__ __forceinline__ void restore(State& s, int k, int i, const Acc* v, const Index* p) {
+  static __device__ __forceinline__ void restore(State& s, int k, int i, const Acc* v,
+                                                 const Index* p) {
     s.v[k][i].value = *v;
     s.v[k][i].position = *p;
   }
   static __device__ __forceinline__ void begin(const Args&, int64_t, const Cols&, Row&) {}
-  static __device__ __forceinline__ void gather(const Args& a, const Row&, Index position, const Cols& c, Edge& e) {
-    const T* x = a.x + int64_t(a.col[position]) * a.x_stride;
+  static __device__ __forceinline__ void gather(const Args& a, const Row&, Position<Index> j,
+                                                Index col, bool ok, const Cols& c, Edge& e) {
+    const T* x = a.x + int64_t(col) * a.x_stride;
 #pragma unroll
     for (int k = 0; k < kFold; ++k) {
-      e.x[k] = load<T, kVec>(x + c.at[k]);
-      e.w[k] = Base::any_weight(a, position, c.at[k]);
+      e.x[k] = load_if<T, kVec>(ok, x + c.at[k]);
+      e.w[k] = ok ? Base::weight_of(a, j, c.at[k]) : Acc(0);
     }
   }
-  static __device__ __forceinline__ void update(State& s, const Row&, const Edge& e, Index position) {
+  static __device__ __forceinline__ void update(State& s, const Row&, const Edge& e, Index j,
+                                                bool ok) {
+    if (!ok) return;
 #pragma unroll
     for (int k = 0; k < kFold; ++k) {
 #pragma unroll
-      for (int i = 0; i < kVec; ++i) s.v[k][i].update(round_to<T>(e.w[k] * widen<T>(e.x[k].v[i])), position);
+      for (int i = 0; i < kVec; ++i)
+        s.v[k][i].update(round_to<T>(e.w[k] * widen<T>(e.x[k].v[i])), j);
     }
   }
-  static __device__ __forceinline__ void finish(const Args& a, const State& s, int64_t row, int64_t length,
-                                                const Cols& c) {
+  static __device__ __forceinline__ void finish(const Args& a, const State& s, int64_t row,
+                                                int64_t length, const Cols& c) {
 #pragma unroll
     for (int k = 0; k < kFold; ++k) {
       if (!c.active[k]) continue;
@@ -286,7 +331,8 @@ struct ExtremumOp : OpBase<T, Index, kVec, kFold> {
   }
 };
 
-// Gradient of a maximum on the transposed graph: x is the gradient, arg the winning edge of each of its elements.
+// Gradient of a maximum on the transposed graph: x is the gradient, arg the winning edge of each of
+// its elements.
 template <typename T, typename Index, int kVec, int kFold>
 struct ArgBackwardOp : AddOp<T, Index, kVec, kFold> {
   using Base = AddOp<T, Index, kVec, kFold>;
@@ -300,28 +346,26 @@ struct ArgBackwardOp : AddOp<T, Index, kVec, kFold> {
   struct Edge {
     Acc w[kFold];
     Vec<T, kVec> g[kFold];
-    Index arg[kFold][kVec];
+    Vec<Index, kVec> arg[kFold];
     Index id;
   };
   static __device__ __forceinline__ void begin(const Args&, int64_t, const Cols&, Row&) {}
-  static __device__ __forceinline__ void gather(const Args& a, const Row&, Index position, const Cols& c, Edge& e) {
-    const int64_t col = a.col[position];
-    e.id = a.perm == nullptr ? position : a.perm[position];
+  static __device__ __forceinline__ void gather(const Args& a, const Row&, Position<Index> j,
+                                                Index col, bool ok, const Cols& c, Edge& e) {
+    e.id = a.perm == nullptr ? Index(j) : ok ? a.perm[j] : Index(0);
 #pragma unroll
     for (int k = 0; k < kFold; ++k) {
-      e.g[k] = load<T, kVec>(a.x + col * a.x_stride + c.at[k]);
-      e.w[k] = Base::any_weight(a, position, c.at[k]);
-      const Index* arg = a.arg + col * a.width + c.at[k];
-#pragma unroll
-      for (int i = 0; i < kVec; ++i) e.arg[k][i] = arg[i];
+      e.g[k] = load_if<T, kVec>(ok, a.x + int64_t(col) * a.x_stride + c.at[k]);
+      e.arg[k] = load_wide_if<Index, kVec>(ok, a.arg + int64_t(col) * a.width + c.at[k]);
+      e.w[k] = ok ? Base::weight_of(a, j, c.at[k]) : Acc(0);
     }
   }
-  static __device__ __forceinline__ void update(State& s, const Row&, const Edge& e, Index) {
+  static __device__ __forceinline__ void update(State& s, const Row&, const Edge& e, Index, bool) {
 #pragma unroll
     for (int k = 0; k < kFold; ++k) {
 #pragma unroll
       for (int i = 0; i < kVec; ++i) {
-        if (e.arg[k][i] == e.id) s.v[k][i] += e.w[k] * widen<T>(e.g[k].v[i]);
+        if (e.arg[k].v[i] == e.id) s.v[k][i] += e.w[k] * widen<T>(e.g[k].v[i]);
       }
     }
   }
@@ -348,15 +392,18 @@ struct TieCountOp : AddOp<T, Index, kVec, kFold> {
 #pragma unroll
     for (int k = 0; k < kFold; ++k) r.best[k] = load<T, kVec>(a.own + row * a.own_stride + c.at[k]);
   }
-  static __device__ __forceinline__ void gather(const Args& a, const Row&, Index position, const Cols& c, Edge& e) {
-    const T* x = a.x + int64_t(a.col[position]) * a.x_stride;
+  static __device__ __forceinline__ void gather(const Args& a, const Row&, Position<Index> j,
+                                                Index col, bool ok, const Cols& c, Edge& e) {
+    const T* x = a.x + int64_t(col) * a.x_stride;
 #pragma unroll
     for (int k = 0; k < kFold; ++k) {
-      e.x[k] = load<T, kVec>(x + c.at[k]);
-      e.w[k] = Base::any_weight(a, position, c.at[k]);
+      e.x[k] = load_if<T, kVec>(ok, x + c.at[k]);
+      e.w[k] = ok ? Base::weight_of(a, j, c.at[k]) : Acc(0);
     }
   }
-  static __device__ __forceinline__ void update(State& s, const Row& r, const Edge& e, Index) {
+  static __device__ __forceinline__ void update(State& s, const Row& r, const Edge& e, Index,
+                                                bool ok) {
+    if (!ok) return;
 #pragma unroll
     for (int k = 0; k < kFold; ++k) {
 #pragma unroll
@@ -368,8 +415,8 @@ struct TieCountOp : AddOp<T, Index, kVec, kFold> {
   }
 };
 
-// Gradient of a maximum with ties split, on the transposed graph: x is the gradient's share, other the result
-// (both gathered by column), own the features.
+// Gradient of a maximum with ties split, on the transposed graph: x is the gradient's share, other
+// the result (both gathered by column), own the features.
 template <typename T, typename Index, int kVec, int kFold>
 struct TieBackwardOp : AddOp<T, Index, kVec, kFold> {
   using Base = AddOp<T, Index, kVec, kFold>;
@@ -391,16 +438,18 @@ struct TieBackwardOp : AddOp<T, Index, kVec, kFold> {
 #pragma unroll
     for (int k = 0; k < kFold; ++k) r.x[k] = load<T, kVec>(a.own + row * a.own_stride + c.at[k]);
   }
-  static __device__ __forceinline__ void gather(const Args& a, const Row&, Index position, const Cols& c, Edge& e) {
-    const int64_t col = a.col[position];
+  static __device__ __forceinline__ void gather(const Args& a, const Row&, Position<Index> j,
+                                                Index col, bool ok, const Cols& c, Edge& e) {
 #pragma unroll
     for (int k = 0; k < kFold; ++k) {
-      e.g[k] = load<T, kVec>(a.x + col * a.x_stride + c.at[k]);
-      e.best[k] = load<T, kVec>(a.other + col * a.other_stride + c.at[k]);
-      e.w[k] = Base::any_weight(a, position, c.at[k]);
+      e.g[k] = load_if<T, kVec>(ok, a.x + int64_t(col) * a.x_stride + c.at[k]);
+      e.best[k] = load_if<T, kVec>(ok, a.other + int64_t(col) * a.other_stride + c.at[k]);
+      e.w[k] = ok ? Base::weight_of(a, j, c.at[k]) : Acc(0);
     }
   }
-  static __device__ __forceinline__ void update(State& s, const Row& r, const Edge& e, Index) {
+  static __device__ __forceinline__ void update(State& s, const Row& r, const Edge& e, Index,
+                                                bool ok) {
+    if (!ok) return;
 #pragma unroll
     for (int k = 0; k < kFold; ++k) {
 #pragma unroll
@@ -412,151 +461,150 @@ struct TieBackwardOp : AddOp<T, Index, kVec, kFold> {
   }
 };
 
-// ---- the sweep --------------------------------------------------------------------------------------------------
+// ---- the sweep
+// --------------------------------------------------------------------------------------------------
 
-// Edges first, first + step, ... below end, in ascending order, kUnroll of them in flight.
+// Edges first, first + step, ... below end, in ascending order, kUnroll of them in flight: all
+// their columns are asked for before the first is needed, then all their rows of x.
 template <typename Op>
-__device__ __forceinline__ void sweep(const typename Op::Args& a, typename Op::State& s, const typename Op::Row& row,
-                                      const typename Op::Cols& c, int64_t first, int64_t end, int step) {
+__device__ __forceinline__ void sweep(const typename Op::Args& a, typename Op::State& s,
+                                      const typename Op::Row& row, const typename Op::Cols& c,
+                                      Position<typename Op::Idx> first,
+                                      Position<typename Op::Idx> end, unsigned step) {
   using Index = typename Op::Idx;
   Op::init(s, first < end ? Index(first) : kNoPosition<Index>);
-  for (int64_t j = first; j < end; j += int64_t(step) * Op::kUnroll) {
+  for (auto j = first; j < end; j += step * Op::kUnroll) {
+    Index col[Op::kUnroll];
+    bool ok[Op::kUnroll];
     typename Op::Edge e[Op::kUnroll];
 #pragma unroll
     for (int u = 0; u < Op::kUnroll; ++u) {
-      if (j + u * step < end) Op::gather(a, row, Index(j + u * step), c, e[u]);
+      ok[u] = j + u * step < end;
+      col[u] = ok[u] ? a.col[j + u * step] : Index(0);
     }
 #pragma unroll
-    for (int u = 0; u < Op::kUnroll; ++u) {
-      if (j + u * step < end) Op::update(s, row, e[u], Index(j + u * step));
-    }
+    for (int u = 0; u < Op::kUnroll; ++u) Op::gather(a, row, j + u * step, col[u], ok[u], c, e[u]);
+#pragma unroll
+    for (int u = 0; u < Op::kUnroll; ++u) Op::update(s, row, e[u], Index(j + u * step), ok[u]);
   }
 }
 
+// The State of a whole row or chunk, in the threads < lanes: every warp's part folded in the order
+// of warps.
 template <typename Op>
-__global__ void __launch_bounds__(kThreads) row_sweep(typename Op::Args a) {
-  using Acc = typename Op::Acc;
-  using Index = typename Op::Idx;
-  using State = typename Op::State;
+__device__ __forceinline__ void block_sweep(const typename Op::Args& a, typename Op::State& s,
+                                            const typename Op::Row& own, const typename Op::Cols& c,
+                                            Position<typename Op::Idx> begin,
+                                            Position<typename Op::Idx> end) {
   constexpr int kVec = Op::kVecSize, kFold = Op::kFolds, kWords = kVec * kFold * 32;
-  __shared__ Acc part[kWarps][kWords];
-  __shared__ Index part_arg[Op::kHasArg ? kWarps : 1][Op::kHasArg ? kWords : 1];
-  __shared__ int64_t long_rows[kThreads];
-  __shared__ int num_long;
+  __shared__ typename Op::Acc part[kWarps][kWords];
+  __shared__ typename Op::Idx part_arg[Op::kHasArg ? kWarps : 1][Op::kHasArg ? kWords : 1];
+  const int thread = int(threadIdx.x), lanes = 1 << a.log_lanes, warp = thread >> 5;
+  sweep<Op>(a, s, own, c, begin + (thread >> a.log_lanes), end, kThreads >> a.log_lanes);
+  for (int d = lanes; d < 32; d <<= 1) {
+    const typename Op::State o = Op::shuffle(s, d);
+    Op::merge(s, o);
+  }
+  if ((thread & 31) < lanes) {
+#pragma unroll
+    for (int w = 0; w < kFold * kVec; ++w) {
+      const int word = w * 32 + (thread & 31);
+      Op::save(s, w / kVec, w % kVec, &part[warp][word],
+               &part_arg[Op::kHasArg ? warp : 0][Op::kHasArg ? word : 0]);
+    }
+  }
+  __syncthreads();
+  if (thread < lanes) {
+#pragma unroll
+    for (int w = 0; w < kFold * kVec; ++w) {
+      const int word = w * 32 + thread;
+      typename Op::State o;
+#pragma unroll 1
+      for (int v = 1; v < kWarps; ++v) {
+        Op::restore(o, w / kVec, w % kVec, &part[v][word],
+                    &part_arg[Op::kHasArg ? v : 0][Op::kHasArg ? word : 0]);
+        Op::merge_one(s, o, w / kVec, w % kVec);
+      }
+    }
+  }
+  __syncthreads();
+}
 
-  const int thread = int(threadIdx.x), lanes = 1 << a.log_lanes, lane = thread & (lanes - 1);
-  const int group = thread >> (a.log_lanes + a.log_parallel);
-  const int warp = thread >> 5;
+template <typename Op>
+__global__ void __launch_bounds__(kThreads, Op::kBlocks)
+    row_sweep(const __grid_constant__ typename Op::Args a) {
+  using Pos = Position<typename Op::Idx>;
+  using State = typename Op::State;
+  constexpr int kVec = Op::kVecSize, kFold = Op::kFolds;
+  const int thread = int(threadIdx.x), lanes = 1 << a.log_lanes;
   typename Op::Cols c;
 #pragma unroll
   for (int k = 0; k < kFold; ++k) {
-    const int at = ((int(blockIdx.y) * kFold + k) * lanes + lane) * kVec;
+    const int at = ((int(blockIdx.y) * kFold + k) * lanes + (thread & (lanes - 1))) * kVec;
     c.active[k] = at < a.width;
     c.at[k] = c.active[k] ? at : 0;
   }
   typename Op::Row own;
   State s;
 
-  const bool is_item = int(blockIdx.x) < a.num_items;
-  if (thread == 0) num_long = 0;
-  __syncthreads();
-  if (!is_item) {
-    const int groups = kThreads >> (a.log_lanes + a.log_parallel);
-    const int64_t row = (int64_t(blockIdx.x) - a.num_items) * groups + group;
-    int64_t begin = 0, end = 0;
-    if (row < a.rows) {
-      begin = a.rowptr[row];
-      end = a.rowptr[row + 1];
+  if (int(blockIdx.x) < a.num_items) {
+    const int4 item = a.items[blockIdx.x];
+    Op::begin(a, item.x, c, own);
+    block_sweep<Op>(a, s, own, c, Pos(item.y), Pos(item.z));
+    if (thread < lanes && item.w < 0) {
+      Op::finish(a, s, item.x, int64_t(item.z) - item.y, c);
+    } else if (thread < lanes) {
+#pragma unroll
+      for (int w = 0; w < kFold * kVec; ++w) {
+        if (!c.active[w / kVec]) continue;
+        const int64_t at = int64_t(item.w) * a.width + c.at[w / kVec] + w % kVec;
+        Op::save(s, w / kVec, w % kVec, a.scratch + at, Op::kHasArg ? a.scratch_arg + at : nullptr);
+      }
     }
-    const int64_t length = end - begin;
-    const bool is_long = length > a.long_row;
-    const bool elsewhere = a.num_items > 0 && length > a.chunk;
-    if (is_long && !elsewhere && (thread & ((1 << (a.log_lanes + a.log_parallel)) - 1)) == 0) {
-      long_rows[atomicAdd(&num_long, 1)] = row;
-    }
-    // Whole warps take part, with empty ranges where a group has nothing to do: the shuffles need every lane.
-    const bool here = row < a.rows && !is_long;
-    if (here) Op::begin(a, row, c, own);
-    const int member = (thread >> a.log_lanes) & ((1 << a.log_parallel) - 1);
-    sweep<Op>(a, s, own, c, here ? begin + member : 0, here ? end : 0, 1 << a.log_parallel);
-    for (int d = lanes; d < lanes << a.log_parallel; d <<= 1) {
-      const State o = Op::shuffle(s, d);
-      Op::merge(s, o);
-    }
-    if (here && member == 0) Op::finish(a, s, row, length, c);
-    __syncthreads();
+    return;
   }
 
-  const int todo = is_item ? 1 : num_long;
-  for (int t = 0; t < todo; ++t) {
-    int64_t row, begin, end, slot = 0;
-    if (is_item) {
-      const int4 item = a.items[blockIdx.x];
-      row = item.x;
-      begin = item.y;
-      end = item.z;
-      slot = item.w;
-    } else {
-      row = long_rows[t];
-      begin = a.rowptr[row];
-      end = a.rowptr[row + 1];
-    }
-    Op::begin(a, row, c, own);
+  const int log_group = a.log_lanes + a.log_parallel;
+  const int64_t first_row = (int64_t(blockIdx.x) - a.num_items) << (kLogThreads - log_group);
+  const int64_t row = first_row + (thread >> log_group);
+  Pos begin = 0, end = 0;
+  if (row < a.rows) {
+    begin = Pos(a.rowptr[row]);
+    end = Pos(a.rowptr[row + 1]);
+  }
+  const bool is_long = int64_t(end - begin) > a.long_row;
+  // Whole warps take part, with empty ranges where a group has nothing to do: the shuffles need
+  // every lane.
+  const bool here = row < a.rows && !is_long;
+  if (here) Op::begin(a, row, c, own);
+  const int member = (thread >> a.log_lanes) & ((1 << a.log_parallel) - 1);
+  sweep<Op>(a, s, own, c, here ? begin + member : Pos(0), here ? end : Pos(0),
+            1u << a.log_parallel);
+  for (int d = lanes; d < lanes << a.log_parallel; d <<= 1) {
+    const State o = Op::shuffle(s, d);
+    Op::merge(s, o);
+  }
+  if (here && member == 0) Op::finish(a, s, row, int64_t(end - begin), c);
+  if (a.listed || !__syncthreads_or(is_long)) return;
+
+  const int64_t stop = first_row + (kThreads >> log_group);
+  for (int64_t r = first_row; r < stop && r < a.rows; ++r) {
+    begin = Pos(a.rowptr[r]);
+    end = Pos(a.rowptr[r + 1]);
+    const int64_t length = int64_t(end - begin);
+    if (length <= a.long_row) continue;
+    Op::begin(a, r, c, own);
     State total;
-    for (int64_t from = begin; from < end; from += a.chunk) {
-      const int64_t to = from + a.chunk < end ? from + a.chunk : end;
-      sweep<Op>(a, s, own, c, from + (thread >> a.log_lanes), to, kThreads >> a.log_lanes);
-      for (int d = lanes; d < 32; d <<= 1) {
-        const State o = Op::shuffle(s, d);
-        Op::merge(s, o);
-      }
-      if ((thread & 31) < lanes) {
-#pragma unroll
-        for (int k = 0; k < kFold; ++k) {
-#pragma unroll
-          for (int i = 0; i < kVec; ++i) {
-            const int word = (k * kVec + i) * 32 + lane;
-            Op::save(s, k, i, &part[warp][word], &part_arg[Op::kHasArg ? warp : 0][Op::kHasArg ? word : 0]);
-          }
-        }
-      }
-      __syncthreads();
-      if (thread < lanes) {
-#pragma unroll
-        for (int k = 0; k < kFold; ++k) {
-#pragma unroll
-          for (int i = 0; i < kVec; ++i) {
-            const int word = (k * kVec + i) * 32 + lane;
-            State o;
-            for (int w = 1; w < kWarps; ++w) {
-              Op::restore(o, k, i, &part[w][word], &part_arg[Op::kHasArg ? w : 0][Op::kHasArg ? word : 0]);
-              Op::merge_one(s, o, k, i);
-            }
-          }
-        }
-        if (from == begin) {
-          total = s;
-        } else {
-          Op::merge(total, s);
-        }
-      }
-      __syncthreads();
-    }
-    if (thread < lanes) {
-      if (!is_item) {
-        Op::finish(a, total, row, end - begin, c);
+    for (Pos from = begin; from < end; from += Pos(a.chunk)) {
+      const Pos left = end - from;
+      block_sweep<Op>(a, s, own, c, from, left > Pos(a.chunk) ? from + Pos(a.chunk) : end);
+      if (from == begin) {
+        total = s;
       } else {
-#pragma unroll
-        for (int k = 0; k < kFold; ++k) {
-          if (!c.active[k]) continue;
-#pragma unroll
-          for (int i = 0; i < kVec; ++i) {
-            const int64_t at = slot * a.width + c.at[k] + i;
-            Op::save(total, k, i, a.scratch + at, Op::kHasArg ? a.scratch_arg + at : nullptr);
-          }
-        }
+        Op::merge(total, s);
       }
     }
+    if (thread < lanes) Op::finish(a, total, r, length, c);
   }
 }
 
@@ -569,13 +617,18 @@ __global__ void __launch_bounds__(kThreads) merge_chunks(typename Op::Args a) {
   if (at >= a.width) return;
   const int4 merge = a.items[a.num_items + blockIdx.x];
   typename Op::State s, o;
-  for (int slot = merge.y; slot < merge.z; ++slot) {
+  const auto fetch = [&](typename Op::State& to, int slot) {
 #pragma unroll
     for (int i = 0; i < kVec; ++i) {
       const int64_t word = int64_t(slot) * a.width + at + i;
-      Op::restore(slot == merge.y ? s : o, 0, i, a.scratch + word, Op::kHasArg ? a.scratch_arg + word : nullptr);
+      Op::restore(to, 0, i, a.scratch + word, Op::kHasArg ? a.scratch_arg + word : nullptr);
     }
-    if (slot > merge.y) Op::merge(s, o);
+  };
+  fetch(s, merge.y);
+#pragma unroll 1
+  for (int slot = merge.y + 1; slot < merge.z; ++slot) {
+    fetch(o, slot);
+    Op::merge(s, o);
   }
   typename Op::Cols c;
   c.at[0] = at;

@@ -1,4 +1,5 @@
-// Chooses the instantiation and the geometry of a row sweep. Included by one .cu file per feature dtype.
+// Chooses the instantiation and the geometry of a row sweep. Included by one .cu file per feature
+// dtype.
 #pragma once
 
 #include "cuda/launch.h"
@@ -19,9 +20,10 @@ inline bool aligned(const void* p, int64_t stride, int64_t elements, int64_t ele
 
 // Whether `vec` elements can be moved at once everywhere.
 inline bool can_move(const RowSweep& p, int vec, int64_t size) {
-  return p.width % vec == 0 && (p.heads <= 1 || p.width / p.heads % vec == 0) && aligned(p.x, p.x_stride, vec, size) &&
-         aligned(p.other, p.other_stride, vec, size) && aligned(p.own, p.own_stride, vec, size) &&
-         aligned(p.out, p.width, vec, size);
+  return p.width % vec == 0 && (p.heads <= 1 || p.width / p.heads % vec == 0) &&
+         aligned(p.x, p.x_stride, vec, size) && aligned(p.other, p.other_stride, vec, size) &&
+         aligned(p.own, p.own_stride, vec, size) && aligned(p.out, p.width, vec, size) &&
+         aligned(p.arg, p.width, vec, p.arg == nullptr ? 1 : int64_t(16) / vec);
 }
 
 template <typename T, typename Index>
@@ -51,6 +53,7 @@ SweepArgs<T, Index> typed(const RowSweep& p) {
   a.long_row = p.long_row;
   a.chunk = p.chunk;
   a.items = static_cast<const int4*>(p.items);
+  a.listed = p.listed;
   a.num_items = p.num_items;
   a.num_merges = p.num_merges;
   a.scratch = static_cast<acc_t<T>*>(p.scratch);
@@ -58,24 +61,28 @@ SweepArgs<T, Index> typed(const RowSweep& p) {
   return a;
 }
 
-template <template <typename, typename, int, int> class Op, typename T, typename Index, int kVec, int kFold>
+template <template <typename, typename, int, int> class Op, typename T, typename Index, int kVec,
+          int kFold>
 cudaError_t launch(const RowSweep& p, cudaStream_t stream) {
   auto a = typed<T, Index>(p);
   const int64_t vectors = (p.width + kVec - 1) / kVec;
   const int64_t per_fold = (vectors + kFold - 1) / kFold;
   a.log_lanes = log2_ceil(per_fold < 32 ? per_fold : 32);
-  // Several groups share a row where rows are long enough to keep each of them busy for two rounds of gathers.
+  // Several groups share a row where rows are long enough to keep each of them busy for two rounds
+  // of gathers.
   const int64_t mean_degree = p.rows > 0 ? p.edges / p.rows : 0;
   a.log_parallel = 0;
-  while (a.log_lanes + a.log_parallel < 5 && mean_degree >= (int64_t(16) << a.log_parallel)) ++a.log_parallel;
+  while (a.log_lanes + a.log_parallel < 5 && mean_degree >= (int64_t(16) << a.log_parallel))
+    ++a.log_parallel;
   const int64_t groups = kThreads >> (a.log_lanes + a.log_parallel);
   const int64_t per_tile = int64_t(kVec) * kFold << a.log_lanes;
-  const dim3 grid(unsigned((p.rows + groups - 1) / groups + p.num_items), unsigned((p.width + per_tile - 1) / per_tile));
-  row_sweep<Op<T, Index, kVec, kFold>><<<grid, kThreads, 0, stream>>>(a);
+  const dim3 grid(unsigned((p.rows + groups - 1) / groups + p.num_items),
+                  unsigned((p.width + per_tile - 1) / per_tile));
+  GSP_LAUNCH((row_sweep<Op<T, Index, kVec, kFold>>), grid, stream, a);
   if (p.num_merges > 0) {
     const int64_t columns = int64_t(kThreads) * kVec;
     const dim3 merge_grid(unsigned(p.num_merges), unsigned((p.width + columns - 1) / columns));
-    merge_chunks<Op<T, Index, kVec, 1>><<<merge_grid, kThreads, 0, stream>>>(a);
+    GSP_LAUNCH((merge_chunks<Op<T, Index, kVec, 1>>), merge_grid, stream, a);
   }
   return cudaGetLastError();
 }
@@ -85,7 +92,8 @@ cudaError_t choose(const RowSweep& p, cudaStream_t stream) {
   constexpr int kWide = 16 / sizeof(T);
   if (p.wide_index) return launch<Op, T, int64_t, 1, 1>(p, stream);
   if (can_move(p, kWide, sizeof(T))) {
-    if (kCanFold && p.width > 32 * kWide) return launch<Op, T, int, kWide, kCanFold ? 2 : 1>(p, stream);
+    if (kCanFold && p.width > 32 * kWide)
+      return launch<Op, T, int, kWide, kCanFold ? 2 : 1>(p, stream);
     return launch<Op, T, int, kWide, 1>(p, stream);
   }
   if constexpr (kCanFold && sizeof(T) <= 4) {
@@ -103,6 +111,10 @@ using PlainSum = SumOp<T, I, V, F, Weighting::kNone>;
 template <typename T, typename I, int V, int F>
 using ScalarSum = SumOp<T, I, V, F, Weighting::kScalar>;
 template <typename T, typename I, int V, int F>
+using ColumnSum = SumOp<T, I, V, F, Weighting::kColumn>;
+template <typename T, typename I, int V, int F>
+using ScalarColumnSum = SumOp<T, I, V, F, Weighting::kScalarColumn>;
+template <typename T, typename I, int V, int F>
 using HeadSum = SumOp<T, I, V, F, Weighting::kHeads>;
 template <typename T, typename I, int V, int F>
 using MaxOp = ExtremumOp<T, I, V, F, Reduce::kMax>;
@@ -111,9 +123,12 @@ using MinOp = ExtremumOp<T, I, V, F, Reduce::kMin>;
 
 template <typename T>
 cudaError_t sum_of(const RowSweep& p, cudaStream_t stream) {
-  if (p.weight == nullptr) return choose<PlainSum, T, true>(p, stream);
-  if (p.heads <= 1) return choose<ScalarSum, T, true>(p, stream);
-  return choose<HeadSum, T, true>(p, stream);
+  const bool scaled = p.src_scale != nullptr;
+  if (p.weight != nullptr && p.heads > 1) return choose<HeadSum, T, true>(p, stream);
+  if (p.weight != nullptr)
+    return scaled ? choose<ScalarColumnSum, T, true>(p, stream)
+                  : choose<ScalarSum, T, true>(p, stream);
+  return scaled ? choose<ColumnSum, T, true>(p, stream) : choose<PlainSum, T, true>(p, stream);
 }
 
 template <typename T>
@@ -136,8 +151,8 @@ cudaError_t extremum_of(RowOp op, const RowSweep& p, cudaStream_t stream) {
 
 // Each in a file of its own, for the sake of build time.
 #define GSP_FOR_EACH_DTYPE(MACRO) MACRO(float) MACRO(double) MACRO(__half) MACRO(__nv_bfloat16)
-#define GSP_DECLARE(T)                                                           \
-  extern template cudaError_t sum_of<T>(const RowSweep&, cudaStream_t);          \
+#define GSP_DECLARE(T)                                                  \
+  extern template cudaError_t sum_of<T>(const RowSweep&, cudaStream_t); \
   extern template cudaError_t extremum_of<T>(RowOp, const RowSweep&, cudaStream_t);
 
 }  // namespace gsp::cuda

@@ -1,4 +1,5 @@
-// Elements of the feature dtypes: vector loads, conversion to the accumulation type and back, rounding.
+// Elements of the feature dtypes: vector loads, conversion to the accumulation type and back,
+// rounding.
 #pragma once
 
 #include <cstdint>
@@ -52,13 +53,35 @@ __device__ __forceinline__ acc_t<T> round_to(acc_t<T> v) {
 
 // kVec adjacent elements, moved in one access where kVec * sizeof(T) is 16, 8, 4 or 2 bytes.
 template <typename T, int kVec>
-struct alignas(sizeof(T) * kVec) Vec {
+struct alignas(sizeof(T) * kVec > 16 ? 16 : sizeof(T) * kVec) Vec {
   T v[kVec];
 };
 
 template <typename T, int kVec>
 __device__ __forceinline__ Vec<T, kVec> load(const T* p) {
   return *reinterpret_cast<const Vec<T, kVec>*>(p);
+}
+
+// Zeros where there is nothing to load. Written as a predicated load, not as a branch.
+template <typename T, int kVec>
+__device__ __forceinline__ Vec<T, kVec> load_if(bool ok, const T* p) {
+  Vec<T, kVec> v{};
+  if (ok) v = load<T, kVec>(p);
+  return v;
+}
+
+// The same in 16-byte pieces, for vectors longer than that.
+template <typename T, int kVec>
+__device__ __forceinline__ Vec<T, kVec> load_wide_if(bool ok, const T* p) {
+  constexpr int kPiece = kVec * sizeof(T) > 16 ? 16 / sizeof(T) : kVec;
+  Vec<T, kVec> v;
+#pragma unroll
+  for (int i = 0; i < kVec; i += kPiece) {
+    const Vec<T, kPiece> piece = load_if<T, kPiece>(ok, p + i);
+#pragma unroll
+    for (int q = 0; q < kPiece; ++q) v.v[i + q] = piece.v[q];
+  }
+  return v;
 }
 
 template <typename T, int kVec>
