@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -98,7 +99,7 @@ class Csr:
         if cacheable and self._weights is not None:
             ref, version, kept, original = self._weights
             same = ref() is weight and version == weight._version
-            if same and (not compare or (original is not None and torch.equal(original, weight))):
+            if same and (not compare or (original is not None and unchanged(original, weight))):
                 if in_capture:
                     self._pinned.append(kept)
                 return kept
@@ -143,6 +144,15 @@ class Core:
         self.device = csr.col.device
         self.lock = threading.Lock()
 
+    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+    def while_tracing(self, build: Callable[..., Any], *args: Any) -> Any:
+        """``build(self, *args)``; where torch.compile traces this, run then and there, its result a constant.
+
+        What compiled code reads is built by it. A method, since torch before 2.13 takes no object as an argument of
+        such a function.
+        """
+        return build(self, *args)
+
     def half(self, flipped: bool) -> Csr:
         """The CSR of the graph as built, or of its transpose, which is made at the first call."""
         if not flipped:
@@ -153,6 +163,17 @@ class Core:
                     self.transpose = _transpose(self.csr)
                     self.csr.coo = None
         return self.transpose
+
+
+def unchanged(kept: Tensor, now: Tensor) -> bool:
+    """Exact comparison of two tensors of one shape; on CUDA one read back."""
+    if now.device.type != "cpu":
+        return bool((kept == now).all())
+    # NumPy, in one thread: torch compares int64 with int32 by copies, and spends more on waking threads than on this.
+    a, b = kept.detach(), now.detach()
+    if a.dtype == b.dtype == torch.bfloat16:
+        a, b = a.view(torch.int16), b.view(torch.int16)
+    return bool((a.numpy() == b.numpy()).all())
 
 
 def _index_dtype(*sizes: int) -> torch.dtype:

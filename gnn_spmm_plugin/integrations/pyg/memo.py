@@ -27,7 +27,7 @@ from torch import Tensor
 
 from ... import cache
 from ..._config import counters, verify_always
-from ...graph import capturing
+from ...graph import capturing, unchanged
 
 #: At most this many results are kept, and at most as many bytes as `cache` keeps of graphs.
 MAX_ENTRIES = 32
@@ -50,7 +50,7 @@ class _Argument:
         root = _root(t)
         if self.ref() is not root or self.version != root._version:
             return False
-        return self.copy is None or torch.equal(t, self.copy)
+        return self.copy is None or unchanged(self.copy, t)
 
 
 class _Result:
