@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from . import _native, reference
 from .graph import Core, Csr, Graph, check_weight
 from .kernels import DTYPES, REDUCES
-from .plan import POLICIES, Plan, default_plan
+from .plan import POLICIES, WARM_AFTER, Plan, default_plan
 from .plan import plan as make_plan
 
 TIES = ("first", "split")
@@ -26,13 +26,12 @@ TIES = ("first", "split")
 SCATTER_TIE = "scatter"
 
 
-@torch.compiler.assume_constant_result
 def _prepare(core: Core) -> bool:
     """Under torch.compile: build, while tracing, whatever the compiled code will read."""
     with _disable_current_modes():  # torch.export runs this among fake tensors
         for flipped in (False, True):
             csr = core.half(flipped)
-            csr.uses += 2  # compiled code runs more than once
+            csr.uses += WARM_AFTER  # compiled code runs more than once
             default_plan(core, csr)
             for dtype in (torch.float32, torch.float64):
                 csr.inverse_degree(dtype)
@@ -41,14 +40,12 @@ def _prepare(core: Core) -> bool:
 
 def _half(core: Core, flipped: bool) -> Csr:
     if torch.compiler.is_compiling():
-        _prepare(core)
+        core.while_tracing(_prepare)
     return core.half(flipped)
 
 
-@torch.compiler.assume_constant_result
-def _plan_by_policy(graph: Graph, width: int, dtype: torch.dtype, reduce: str, policy: str) -> Plan:
-    """Under torch.compile: made while tracing."""
-    return make_plan(graph, width, dtype, reduce, policy=policy)
+def _plan_by_policy(core: Core, flipped: bool, width: int, dtype: torch.dtype, reduce: str, policy: str) -> Plan:
+    return make_plan(Graph._make(core, flipped), width, dtype, reduce, policy=policy)
 
 
 def _launch(core: Core, csr: Csr) -> Plan:
@@ -541,7 +538,7 @@ def spmm(
     if plan is not None:
         _check_plan(plan, graph, flat, reduce)
     elif policy != "auto":
-        plan = _plan_by_policy(graph, flat.shape[1], flat.dtype, reduce, policy)
+        plan = core.while_tracing(_plan_by_policy, flipped, flat.shape[1], flat.dtype, reduce, policy)
     if reduce in ("sum", "mean"):
         out = _linear(core, flipped, flat, weight, "rows" if reduce == "mean" else None, plan)
         return out if x.dim() == 2 else out.view(graph.num_dst, *shape)

@@ -54,12 +54,12 @@ def test_life(device: str) -> None:
 def test_counters(device: str) -> None:
     g = NAMED["shuffled"].graph(device)
     before = gsp.stats()["plans_built"]
-    for _ in range(6):
+    for _ in range(WARM_AFTER):
         use(g, "max")
         use(g, "sum")
     assert gsp.stats()["plans_built"] - before == 2  # one cold, one warm
     x = values((37, 5), torch.float32, 1, device=device).requires_grad_()
-    for _ in range(4):
+    for _ in range(WARM_AFTER):
         gsp.spmm(g, x).sum().backward()
     assert gsp.stats()["plans_built"] - before == 4
 
