@@ -6,16 +6,21 @@ with the same graph again has nothing left to do. Both die with the graph.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
-from ._config import counters
+from . import _native
+from ._config import counters, verify_always
 from ._native import accumulation_dtype
-from .functional import spmm
-from .graph import Core, Csr, Graph, _index_dtype, _refuse_capture, _rowptr, check_weight
+from .functional import _check_features, _half, _launch, _needs_grad, _plan_by_policy, _rows_first, _transformed, spmm
+from .graph import Core, Csr, Graph, _index_dtype, _refuse_capture, _rowptr, check_weight, unchanged
+from .plan import Plan
 
 
 class Normalized(NamedTuple):
@@ -24,21 +29,71 @@ class Normalized(NamedTuple):
     Attributes:
         graph: the structure, self loops included where they were asked for.
         weight: ``[E]`` edge weights in the graph's own edge order, or None for ones.
-        scale: ``[N]`` factor of each node, or None for ones.
+        scale: ``[N]`` factor of each node, or None for ones; float32, or float64 for float64, where `weight` is None.
     """
 
     graph: Graph
     weight: Tensor | None
     scale: Tensor | None
 
-    def edge_weight(self) -> Tensor:
+    def edge_weight(self, dtype: torch.dtype) -> Tensor:
         """``[E]``: weight and scale as one number for each edge, in the graph's own edge order."""
         if self.scale is None:
             assert self.weight is not None
-            return self.weight
+            return self.weight.to(dtype)
         src, dst = self.graph.edge_index()
         both = self.scale[src] * self.scale[dst]
-        return both if self.weight is None else both * self.weight
+        return (both if self.weight is None else both * self.weight).to(dtype)
+
+
+class _ScaledSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: Tensor, core: Core, flipped: bool, plan: Plan | None) -> Tensor:
+        ctx.save_for_backward(scale)
+        ctx.core, ctx.flipped = core, flipped
+        return _scaled_raw(x, scale, core, flipped, plan)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (scale,) = ctx.saved_tensors
+        return _scaled(grad, scale, ctx.core, not ctx.flipped, None), None, None, None, None
+
+
+def _scaled(x: Tensor, scale: Tensor, core: Core, flipped: bool, plan: Plan | None) -> Tensor:
+    if _needs_grad(x, None):
+        return _ScaledSum.apply(x, scale, core, flipped, plan)  # type: ignore[no-any-return,no-untyped-call]
+    return _scaled_raw(x, scale, core, flipped, plan)
+
+
+def _scaled_raw(x: Tensor, scale: Tensor, core: Core, flipped: bool, plan: Plan | None) -> Tensor:
+    csr = _half(core, flipped)
+    p = _launch(core, csr) if plan is None else plan
+    out: Tensor = _native.spmm(csr.rowptr, csr.col, None, _rows_first(x), scale, scale, p.items, p.config, False)
+    return out
+
+
+def scaled_sum(graph: Graph, x: Tensor, scale: Tensor, policy: str = "auto") -> Tensor:
+    """``scale * (graph @ (scale * x))`` in one kernel, without weights.
+
+    Args:
+        graph: as many source as destination nodes.
+        x: ``[N, F]``.
+        scale: ``[N]`` float32, or float64 where `x` is float64; a constant.
+        policy: as in `gnn_spmm_plugin.spmm`.
+
+    Returns:
+        ``[N, F]`` of the dtype of `x`; differentiable by `x`, any number of times.
+    """
+    _check_features(graph, x, graph.num_src, "x", "source nodes")
+    if _transformed():
+        factor = scale.to(x.dtype).unsqueeze(1)
+        out = spmm(graph, x * factor)
+        assert isinstance(out, Tensor)
+        return out * factor
+    core, flipped, plan = graph._core, graph._flipped, None
+    if policy != "auto":
+        plan = core.while_tracing(_plan_by_policy, flipped, x.shape[1], x.dtype, "sum", policy)
+    return _scaled(x, scale, core, flipped, plan)
 
 
 class SelfLoops(NamedTuple):
@@ -70,7 +125,7 @@ def with_self_loops(graph: Graph) -> SelfLoops:
         ValueError: the graph is bipartite.
     """
     _check_square(graph)
-    _prepare_loops(graph._core, graph._flipped)
+    graph._core.while_tracing(_prepare_loops, graph._flipped)
     made: SelfLoops = getattr(graph._core.derived, "loops_t" if graph._flipped else "loops")
     return made
 
@@ -83,14 +138,13 @@ def _check_square(graph: Graph) -> None:
         )
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _prepare_loops(core: Core, flipped: bool) -> bool:
     """Builds, while tracing where it is traced, what the compiled code reads from ``core.derived``."""
     key = "loops_t" if flipped else "loops"
     if core.derived.get(key) is None:
         _refuse_capture("gnn_spmm_plugin would have to add self loops")
         counters["graphs_built"] += 1
-        with torch.no_grad():
+        with _building():
             setattr(core.derived, key, _add_loops(core.half(flipped)))
     return True
 
@@ -134,7 +188,7 @@ def gcn_norm(
     Args:
         graph: as many source as destination nodes.
         weight: ``[E]`` edge weights in the caller's order; None: the graph's own, or ones.
-        dtype: dtype of the result where there are no weights, else of its scale.
+        dtype: dtype of the features, and of the weights of the result.
         add_self_loops: give each node a self loop, of weight 1 unless it has one already.
         improved: of weight 2 instead; as in PyG, only where the edges have weights at all.
 
@@ -152,14 +206,18 @@ def gcn_norm(
     learned = weight.requires_grad and torch.is_grad_enabled()
     if learned or weight.is_inference() or torch.compiler.is_compiling():
         return _weighted(graph, weight, dtype, add_self_loops, improved)
-    # A constant weight: fold the scale into it, once.
+    # A constant weight: fold the scale into it, once. On the CPU, where writes through NumPy pass by the version
+    # counter, it is compared with a copy, as implicit graphs are; on CUDA only under GSP_LOG=verify.
     derived, key = graph._core.derived, f"gcn_weighted{graph._flipped:d}{add_self_loops:d}{improved:d}_{str(dtype)[6:]}"
-    kept: tuple[weakref.ref[Tensor], int, Tensor] | None = derived.get(key)
-    if kept is None or kept[0]() is not weight or kept[1] != weight._version:
+    compare = not weight.is_cuda or verify_always()
+    kept: tuple[weakref.ref[Tensor], int, Tensor, Tensor | None] | None = derived.get(key)
+    same = kept is not None and kept[0]() is weight and kept[1] == weight._version
+    if kept is None or not same or (compare and (kept[3] is None or not unchanged(kept[3], weight))):
         _refuse_capture("gnn_spmm_plugin would have to normalise edge weights")
-        with torch.no_grad():
-            made = _weighted(graph, weight.detach(), dtype, add_self_loops, improved).edge_weight().to(dtype)
-        kept = weakref.ref(weight), weight._version, made
+        with _building():
+            constant = weight.detach()
+            made = _weighted(graph, constant, dtype, add_self_loops, improved).edge_weight(dtype)
+            kept = weakref.ref(weight), weight._version, made, constant.clone() if compare else None
         setattr(derived, key, kept)
     return Normalized(with_self_loops(graph).graph if add_self_loops else graph, kept[2], None)
 
@@ -176,35 +234,36 @@ def _weighted(graph: Graph, weight: Tensor, dtype: torch.dtype, add_self_loops: 
 
 
 def _unweighted(graph: Graph, dtype: torch.dtype, add_self_loops: bool) -> Normalized:
-    core, flipped = graph._core, graph._flipped
+    core, flipped, dtype = graph._core, graph._flipped, accumulation_dtype(dtype)
     structure = with_self_loops(graph).graph if add_self_loops else graph
-    # The name says all that a result depends on; a string, because torch.compile reads it. Compiled code gets factors
-    # of nodes, which fuse with what comes before and after: nothing per edge is read.
-    per_edge = not torch.compiler.is_compiling()
-    name = f"gcn{flipped:d}{add_self_loops:d}{per_edge:d}_{str(dtype)[6:]}"
-    if not per_edge or core.derived.get(name) is None:
-        _prepare_gcn(core, flipped, dtype, add_self_loops, name, per_edge)
-    made: Tensor = getattr(core.derived, name)
-    return Normalized(structure, made, None) if per_edge else Normalized(structure, None, made)
+    # The name says all that the result depends on; a string, because torch.compile reads it.
+    name = f"gcn{flipped:d}{add_self_loops:d}_{str(dtype)[6:]}"
+    core.while_tracing(_prepare_gcn, flipped, dtype, add_self_loops, name)
+    return Normalized(structure, None, getattr(core.derived, name))
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _prepare_gcn(
-    core: Core, flipped: bool, dtype: torch.dtype, add_self_loops: bool, name: str, per_edge: bool
-) -> bool:
-    if core.derived.get(name) is not None:
-        return True
-    _refuse_capture("gnn_spmm_plugin would have to normalise a graph")
-    with torch.no_grad():
-        csr = core.half(flipped)
-        if add_self_loops:
-            csr = core.derived.get("loops_t" if flipped else "loops").graph._csr
-        result = _inverse_root(csr.degree().to(accumulation_dtype(dtype)))
-        if per_edge:
-            ends = result.index_select(0, csr.col) * result.index_select(0, csr.rows())
-            result = csr.in_caller_order(ends)
-        setattr(core.derived, name, result.to(dtype))
+def _prepare_gcn(core: Core, flipped: bool, dtype: torch.dtype, add_self_loops: bool, name: str) -> bool:
+    if core.derived.get(name) is None:
+        _refuse_capture("gnn_spmm_plugin would have to normalise a graph")
+        with _building():
+            degree = core.half(flipped).degree()
+            if add_self_loops:
+                degree = core.derived.get("loops_t" if flipped else "loops").graph._csr.degree()
+            setattr(core.derived, name, _inverse_root(degree.to(dtype)))
     return True
+
+
+@contextlib.contextmanager
+def _building() -> Iterator[None]:
+    """For what is kept: plain tensors without gradients, whatever mode or functional transform is on meanwhile."""
+    with _disable_current_modes(), outside_transforms(), torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+def outside_transforms() -> contextlib.AbstractContextManager[Any]:
+    """Where ``torch.func`` does not wrap results, which would outlive its call."""
+    active = torch._C._are_functorch_transforms_active()
+    return torch._C._DisableFuncTorch() if active else contextlib.nullcontext()
 
 
 def _inverse_root(degree: Tensor) -> Tensor:
@@ -212,4 +271,4 @@ def _inverse_root(degree: Tensor) -> Tensor:
     return root.masked_fill(root == torch.inf, 0)
 
 
-__all__ = ["Normalized", "SelfLoops", "gcn_norm", "with_self_loops"]
+__all__ = ["Normalized", "SelfLoops", "gcn_norm", "scaled_sum", "with_self_loops"]

@@ -12,7 +12,7 @@ from ..cache import graph_of
 from ..functional import TIES, spmm
 from ..functional_edge_index import spmm_edge_index
 from ..graph import Csr, Graph
-from ..normalize import Normalized
+from ..normalize import Normalized, outside_transforms, scaled_sum
 from ..plan import POLICIES
 from .aggregation import fused_reduction
 from .host import HAS_PYG, MessagePassing
@@ -180,7 +180,8 @@ class SpMMConv(MessagePassing):
 
     def _find(self, edge_index: Tensor, num_src: int, num_dst: int) -> Graph:
         reverse = self.flow == "target_to_source"
-        return graph_of(edge_index[int(not reverse)], edge_index[int(reverse)], num_dst, num_src)
+        with outside_transforms():
+            return graph_of(edge_index[int(not reverse)], edge_index[int(reverse)], num_dst, num_src)
 
     def _adjacency(self, adjacency: Any, keep_values: bool = True) -> Any:
         """A sparse matrix as a `Graph`; an ``edge_index`` as a plain tensor, with its shape and dtype checked."""
@@ -226,14 +227,21 @@ class SpMMConv(MessagePassing):
         out: Tensor = _host_propagate(self, edge_index, size=size, **kwargs)
         return out
 
-    def _propagate_normalized(self, norm: Normalized, x: Tensor) -> Tensor:
-        """The product of a normalised adjacency with `x` ``[N, F]``."""
+    def _propagate_normalized(self, norm: Normalized, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """The product of a normalised adjacency with `x` ``[N, F]``, as if its weights were of `dtype`."""
         if norm.scale is None:
             return self.propagate(norm.graph, x=x, edge_weight=norm.weight)
         if self._fused is None or not self._may_fuse():
-            return self.propagate(norm.graph, x=x, edge_weight=norm.edge_weight())
+            return self.propagate(norm.graph, x=x, edge_weight=norm.edge_weight(dtype))
+        x = x.to(torch.promote_types(x.dtype, dtype))
+        if norm.weight is None and [reduce for reduce, _ in self._fused] == ["sum"]:
+            if x.dim() == 2:
+                return scaled_sum(norm.graph, x, norm.scale, self.policy)
+            features = x.movedim(self.node_dim, 0)
+            out = scaled_sum(norm.graph, features.flatten(1), norm.scale, self.policy)
+            return out.view(features.shape).movedim(0, self.node_dim).contiguous()
         dim = self.node_dim % x.dim()
-        scale = norm.scale.view(-1, *[1] * (x.dim() - dim - 1))
+        scale = norm.scale.to(x.dtype).view(-1, *[1] * (x.dim() - dim - 1))
         return self.propagate(norm.graph, x=x * scale, edge_weight=norm.weight) * scale
 
 

@@ -117,7 +117,7 @@ class GCNConv(SpMMConv):
         if not self.normalize:
             return self.propagate(adjacency, x=x, edge_weight=edge_weight)
         if self.cached and self._cached_graph is not None:
-            return self._propagate_normalized(self._cached_graph, x)
+            return self._propagate_normalized(self._cached_graph, x, dtype)
         num_nodes = x.shape[self.node_dim]
         if not isinstance(adjacency, Graph):
             if torch.compiler.is_compiling() and self._fused is not None and x.dim() == 2:
@@ -126,7 +126,7 @@ class GCNConv(SpMMConv):
         norm = gcn_norm(adjacency, edge_weight, dtype, self.add_self_loops, self.improved)
         if self.cached and not torch.compiler.is_compiling():
             self._cached_graph = norm
-        return self._propagate_normalized(norm, x)
+        return self._propagate_normalized(norm, x, dtype)
 
     def _opaque(self, x: Tensor, dtype: torch.dtype, edge_index: Tensor, edge_weight: Tensor | None) -> Tensor:
         assert self._fused is not None
