@@ -112,6 +112,7 @@ def run(p: Pending, index: Tensor, dim_size: int, dim: int, reduce: str, scatter
         weight = weight.to(p.dtype)
     out = spmm(graph, x, weight, reduce, tie=tie, policy=_policy)
     p.record.fused[reduce] += 1
+    p.tally.fused += 1
     assert isinstance(out, Tensor)
     return out if p.dim == 0 else out.movedim(0, p.dim).contiguous()
 
@@ -138,7 +139,9 @@ def run_many(
     spread = any(name in _SPREAD for name in names)
     squares: Any = None
     if spread:
-        base = Pending(constant(p.src), p.index, p.dim, p.gather, p.record, p.linked, tuple(map(constant, p.factors)))
+        base = Pending(
+            constant(p.src), p.index, p.dim, p.gather, p.record, p.tally, p.linked, tuple(map(constant, p.factors))
+        )
         p.check()
         squares = (base if semi_grad else p).squared()
         if squares is NotImplemented:

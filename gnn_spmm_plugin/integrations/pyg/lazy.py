@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .records import Record
+from .records import Gathers, Record
 
 PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
@@ -50,6 +50,7 @@ class Pending:
         "rows",
         "shape",
         "src",
+        "tally",
         "tied",
         "versions",
         "via",
@@ -63,10 +64,12 @@ class Pending:
         dim: int,
         gather: Callable[[Tensor, Tensor, int], Tensor],
         record: Record,
+        tally: Gathers,
         linked: bool,
         factors: tuple[Tensor, ...] = (),
     ) -> None:
-        self.src, self.index, self.dim, self.gather, self.record = src, index, dim, gather, record
+        self.src, self.index, self.dim, self.gather = src, index, dim, gather
+        self.record, self.tally = record, tally
         self.factors = factors
         self.linked = linked  # whether to tie the lazy tensor into the autograd graph ...
         self.tied = False  # ... and whether that was done
@@ -92,6 +95,12 @@ class Pending:
     def pristine(self) -> bool:
         """Whether nobody has seen, and so perhaps changed, the messages themselves."""
         return self.rows is None and (self.parent is None or self.parent.pristine)
+
+    def miss(self, reason: str) -> None:
+        """Counts that the messages have to be written."""
+        self.tally.missed += 1
+        self.tally.reason = reason
+        self.record.miss(reason)
 
     def check(self) -> None:
         """Raises RuntimeError if what the messages are made of changed since they were asked for."""
@@ -143,7 +152,7 @@ class Pending:
         if not torch.is_grad_enabled():
             src = constant(src)
             factors = tuple(constant(f) for f in factors)
-        return wrap(Pending(src, self.index, self.dim, self.gather, self.record, self.linked, factors))
+        return wrap(Pending(src, self.index, self.dim, self.gather, self.record, self.tally, self.linked, factors))
 
     def view_of(self, child: Pending, via: Callable[[Tensor], Tensor]) -> LazyMessage:
         """`child` as a view of these messages: it shares their memory once they have any."""
@@ -206,7 +215,7 @@ class Pending:
         """The messages times themselves."""
         if self.factors and any(f.requires_grad for f in self.factors):
             return NotImplemented
-        plain = Pending(self.src, self.index, self.dim, self.gather, self.record, self.linked)
+        plain = Pending(self.src, self.index, self.dim, self.gather, self.record, self.tally, self.linked)
         plain.versions = self.versions[:2]
         squares = plain.per_node(torch.square)
         if squares is NotImplemented or not self.factors:

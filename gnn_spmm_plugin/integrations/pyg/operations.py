@@ -50,7 +50,7 @@ def _replace(value: Any, found: list[LazyMessage]) -> Any:
 
 def _count_misses(func: Any, value: Any) -> None:
     if is_lazy(value):
-        value.pending.record.miss(f"{_name(func)} needs the message of each edge")
+        value.pending.miss(f"{_name(func)} needs the message of each edge")
     elif type(value) in (tuple, list):
         for v in value:
             _count_misses(func, v)
@@ -136,7 +136,9 @@ def _detach(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     p: Pending = args[0].pending
     p.check()
     factors = tuple(constant(f) for f in p.factors)
-    return p.view_of(Pending(constant(p.src), p.index, p.dim, p.gather, p.record, p.linked, factors), Tensor.detach)
+    return p.view_of(
+        Pending(constant(p.src), p.index, p.dim, p.gather, p.record, p.tally, p.linked, factors), Tensor.detach
+    )
 
 
 def _clone(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -167,7 +169,7 @@ def _view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     p.check()
     src = p.src.reshape(nodes, *sizes[1:])
     src = src if torch.is_grad_enabled() else constant(src)
-    child = Pending(src, p.index, 0, p.gather, p.record, p.linked)
+    child = Pending(src, p.index, 0, p.gather, p.record, p.tally, p.linked)
     return p.view_of(child, lambda rows: rows.view(sizes))
 
 

@@ -8,6 +8,28 @@ from typing import Any
 
 from ..._config import counters, log
 
+#: A layer's gathers of one shape stop being lazy after this many that something looked at and none that was fused.
+PATIENCE = 8
+
+
+class Gathers:
+    """How the gathers of one shape ended.
+
+    Attributes:
+        fused: how many went into a sparse product.
+        missed: how many were written.
+        reason: why the last one was.
+    """
+
+    __slots__ = ("fused", "missed", "reason")
+
+    def __init__(self) -> None:
+        self.fused, self.missed, self.reason = 0, 0, ""
+
+    def hopeless(self) -> bool:
+        """Whether it does not pay to try again."""
+        return self.missed >= PATIENCE and self.fused == 0
+
 
 class Record:
     """One layer's history.
@@ -18,16 +40,18 @@ class Record:
         fused: how often an aggregation ran without messages, by operation.
         missed: how often a message tensor was written as PyG does, by reason.
         strict: raise instead of leaving an operation to PyG.
+        gathers: how they ended, by the shape of a message and its dimension.
         trusted: whether all code that sees the messages is PyG's own; None while unknown.
     """
 
-    __slots__ = ("__weakref__", "calls", "fused", "missed", "name", "strict", "trusted")
+    __slots__ = ("__weakref__", "calls", "fused", "gathers", "missed", "name", "strict", "trusted")
 
     def __init__(self, name: str, strict: bool = False) -> None:
         self.name, self.strict = name, strict
         self.calls = 0
         self.fused: Counter[str] = Counter()
         self.missed: Counter[str] = Counter()
+        self.gathers: dict[Any, Gathers] = {}
         self.trusted: tuple[Any, bool] | None = None
 
     def miss(self, reason: str) -> None:
@@ -45,6 +69,16 @@ class Record:
             log.info("%s: left to PyG: %s", self.name, reason)
         self.missed[reason] += 1
         counters["fallbacks"] += 1
+
+    def gathers_of(self, shape: Any, dim: int) -> Gathers:
+        """The tally of gathers from features of `shape` along `dim`."""
+        key = (shape[:dim], shape[dim + 1 :])
+        found = self.gathers.get(key)
+        if found is None:
+            if len(self.gathers) > 64:  # a shape that is new in each step says nothing
+                self.gathers.clear()
+            found = self.gathers[key] = Gathers()
+        return found
 
 
 _records: weakref.WeakKeyDictionary[Any, Record] = weakref.WeakKeyDictionary()

@@ -48,10 +48,8 @@ def _memo_active() -> bool:
 def _host_only() -> bool:
     """Whether something records or transforms the operations, so that they must be PyG's own."""
     return (
-        torch.compiler.is_compiling()
+        torch.compiler.is_compiling()  # also while exporting
         or torch._C._is_tracing()
-        or torch.onnx.is_in_onnx_export()
-        or torch_geometric.is_in_onnx_export()
         or torch._C._are_functorch_transforms_active()
         or torch.autograd.forward_ad._current_level >= 0
     )
@@ -73,11 +71,14 @@ def _gather(self: Any, src: Tensor, index: Tensor) -> Tensor:
     if reason is not None:
         record.miss(reason)
         return original(self, src, index)  # type: ignore[no-any-return]
+    dim = self.node_dim % src.dim()
+    tally = record.gathers_of(src.shape, dim)
+    if tally.hopeless():
+        record.miss(tally.reason)
+        return original(self, src, index)  # type: ignore[no-any-return]
     if not torch.is_grad_enabled():
         src = constant(src)
-    dim = self.node_dim % src.dim()
-
-    return wrap(Pending(src, index, dim, _rows, record, not trusted))
+    return wrap(Pending(src, index, dim, _rows, record, tally, not trusted))
 
 
 class _Dimension:
@@ -188,7 +189,7 @@ def _settled(out: Any) -> Any:
     """What leaves a layer is written, so that later changes of its inputs cannot reach it."""
     if isinstance(out, LazyMessage):
         if is_lazy(out):
-            out.pending.record.miss("the layer returns its messages")
+            out.pending.miss("the layer returns its messages")
         return out.written()
     if type(out) in (tuple, list) and any(isinstance(o, LazyMessage) for o in out):
         return type(out)(_settled(o) for o in out)
