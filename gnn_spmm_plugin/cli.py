@@ -91,7 +91,9 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--reduce", choices=REDUCES, nargs="+", default=["sum", "mean", "max"])
     bench.add_argument("--dtype", choices=_DTYPES, default="float32")
     bench.add_argument("--device", choices=["cpu", "cuda"], default=None, help="default: the GPU if there is one")
-    bench.add_argument("--repeat", type=_positive, default=20, help="timed calls of each, default 20")
+    bench.add_argument(
+        "--repeat", type=_positive, default=20, help="timed calls of each, fewer where they take long, default 20"
+    )
     bench.add_argument("--csv", metavar="FILE", help="write the measurements as CSV")
     return parser
 

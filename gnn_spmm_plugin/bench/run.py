@@ -112,7 +112,7 @@ def run(
                         "median_ms": timing.median_ms,
                         "p20_ms": timing.p20_ms,
                         "p80_ms": timing.p80_ms,
-                        "calls": repeat,
+                        "calls": timing.calls,
                     }
                 rows.append(row)
     return {

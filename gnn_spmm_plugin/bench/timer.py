@@ -20,12 +20,19 @@ class Timing:
     calls: int
 
 
-def time_calls(fn: Callable[[], Any], device: str, repeat: int, warmup: int = 3) -> Timing:
-    """Times `repeat` calls of `fn` one by one after `warmup` others; CUDA by events, the CPU by the clock."""
+def time_calls(fn: Callable[[], Any], device: str, repeat: int, warmup: int = 3, patience: float = 2.0) -> Timing:
+    """Times `repeat` calls of `fn` one by one after `warmup` others; CUDA by events, the CPU by the clock.
+
+    Slow calls are repeated less: at least 3 are timed, and no more begun after `patience` seconds.
+    """
+    start_of_all = time.perf_counter()
     for _ in range(warmup):
         fn()
-    times = []
-    for _ in range(repeat):
+        if time.perf_counter() - start_of_all > patience:
+            break
+    times: list[float] = []
+    start_of_all = time.perf_counter()
+    while len(times) < repeat and (len(times) < 3 or time.perf_counter() - start_of_all < patience):
         if device == "cuda":
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()
@@ -39,7 +46,7 @@ def time_calls(fn: Callable[[], Any], device: str, repeat: int, warmup: int = 3)
             fn()
             times.append((time.perf_counter() - begin) * 1e3)
     times.sort()
-    return Timing(_quantile(times, 0.5), _quantile(times, 0.2), _quantile(times, 0.8), repeat)
+    return Timing(_quantile(times, 0.5), _quantile(times, 0.2), _quantile(times, 0.8), len(times))
 
 
 def _quantile(ordered: list[float], q: float) -> float:
