@@ -24,7 +24,7 @@ def run(
     aggr: str = "sum",
     weight: Any = None,
     device: str = "cpu",
-    dtype: Any = torch.float32,
+    dtype: Any = None,
     **kw: Any,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """(output, gradient of its sum by x, by weight) of a plain layer under the patch; edges must have run in a kernel."""

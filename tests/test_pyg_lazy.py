@@ -243,6 +243,19 @@ def test_answers_are_those_of_the_gathered_tensor(name: str, requires_grad: bool
     assert answer == expected
 
 
+def test_messages_made_without_grad_need_none(device: str) -> None:
+    with gsp.patch_pyg():
+        with torch.no_grad():
+            lazy, _ = lazy_message(device, requires_grad=True)
+        assert not lazy.requires_grad and not (lazy * 2).requires_grad
+        assert (
+            not lazy.new_zeros(N, WIDTH)
+            .index_add_(0, torch.zeros(E, dtype=torch.long, device=device), lazy)
+            .requires_grad
+        )
+        assert not lazy.sin().requires_grad
+
+
 def test_retain_grad_and_hooks_see_the_gradient_of_the_messages(device: str) -> None:
     kept: list[Tensor] = []
 

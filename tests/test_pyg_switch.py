@@ -670,3 +670,24 @@ def test_report() -> None:
         user = Custom(lambda x, w: x)
         user(x + 0, edge_index)
     assert "use torch.no_grad()" in str(gsp.report(user))
+
+
+def test_layers_that_never_fuse_stop_trying(device: str) -> None:
+    from gnn_spmm_plugin.integrations.pyg.records import PATIENCE, known
+
+    x, edge_index = data(device)
+    conv, gat = tg.EdgeConv(nn.Linear(2 * F, F)).to(device), tg.GATConv(F, F).to(device)
+    expected = [conv(x, edge_index).detach(), gat(x, edge_index).detach()]
+    with gsp.patch_pyg():
+        for _ in range(PATIENCE + 2):
+            got = [conv(x, edge_index).detach(), gat(x, edge_index).detach()]
+        before = kernel_calls()
+        gat(x, edge_index)
+        assert kernel_calls() > before  # its features are another matter than its scores
+    assert_same(got, expected, 1e-5)
+    record, other = known(conv), known(gat)
+    assert record is not None and other is not None
+    assert [g.hopeless() for g in record.gathers.values()] == [True]
+    assert [g.hopeless() for g in other.gathers.values()] == [True, False]
+    assert record.calls == PATIENCE + 2
+    assert sum(record.missed.values()) == 2 * record.calls  # still counted, with the reason

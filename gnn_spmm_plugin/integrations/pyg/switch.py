@@ -108,10 +108,17 @@ def _unsuitable(src: Tensor, index: Tensor, trusted: bool) -> str | None:
     return None
 
 
+_warned: set[str] = set()
+
+
 def _no_kernels(device: str) -> str | None:
     if device == "cpu":
         return _native.cpu_error
-    return _native.cuda_error if device == "cuda" else f"there are no kernels for {device}"
+    error = _native.cuda_error if device == "cuda" else f"there are no kernels for {device}"
+    if error is not None and device not in _warned:
+        _warned.add(device)
+        log.warning("PyG layers on %s run as without this package: %s", device, error)
+    return error
 
 
 _HOOKS = ("_message_forward_pre_hooks", "_message_forward_hooks", "_aggregate_forward_pre_hooks")
@@ -120,7 +127,7 @@ _METHODS = ("message", "aggregate", "update", "edge_update", "explain_message")
 
 def _trusted(layer: Any, record: Record) -> bool:
     """Whether only PyG's own code sees the messages of `layer`, which neither hides nor keeps them."""
-    if any(layer.__dict__[name] for name in _HOOKS):
+    if any(layer.__dict__.get(name) for name in _HOOKS):
         return False
     if record.trusted is None or record.trusted[0] is not layer.aggr_module:
         own = all(getattr(layer, name).__module__.startswith("torch_geometric.") for name in _METHODS)
