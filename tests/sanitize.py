@@ -1,0 +1,113 @@
+"""Runs every CUDA kernel instantiation once on tiny graphs, for NVIDIA's compute-sanitizer.
+
+    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 1 python tests/sanitize.py
+
+Without torch's caching allocator every tensor is an allocation of its own, so that an access one element past its end
+is seen. Results are compared with the plain-torch reference as well. Prints the number of kernel calls.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+
+import torch
+from torch import Tensor
+
+import gnn_spmm_plugin as gsp
+from gnn_spmm_plugin import _native, reference
+from gnn_spmm_plugin.plan import _list_long_rows
+
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+WIDTHS = (1, 2, 8, 24, 33, 66, 100, 256, 300)
+LONG_ROW, CHUNK = 8, 32  # small, so that every path is taken on a tiny graph
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+
+
+def tiny_graph() -> gsp.Graph:
+    """Rows of 0, a few, more than LONG_ROW and more than CHUNK edges; shuffled; 20 sources, 13 destinations."""
+    g = torch.Generator().manual_seed(0)
+    dst = torch.cat([torch.full((n,), row) for row, n in enumerate((3, 0, 90, 1, 20, 0, 2, 8, 9, 33, 5, 4, 0))])
+    src = torch.randint(20, dst.shape, generator=g)
+    order = torch.randperm(len(dst), generator=g)
+    return gsp.Graph.from_edge_index(torch.stack([src, dst])[:, order].cuda(), (20, 13))
+
+
+def check(what: object, ours: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    """Exits unless both agree as far as `dtype` can say."""
+    error = (ours.double() - expected).norm() / expected.norm().clamp(min=1e-9)
+    if not error <= TOLERANCE[dtype]:
+        sys.exit(f"wrong result: {what}: relative error {float(error):.2e}")
+
+
+def main() -> None:
+    """Runs all cases."""
+    graph = tiny_graph()
+    calls = _native.kernel_calls()
+    for dtype, width, wide in itertools.product(DTYPES, WIDTHS, (False, True)):
+        if wide and width not in (1, 33):
+            continue  # int64 indices have one instantiation
+        halves = []
+        for csr in (graph._csr, graph._csr_t):
+            items, _, split = _list_long_rows(csr, LONG_ROW, CHUNK)
+            slots = int(items[-1, 2]) if split else 0
+            warm = [LONG_ROW, CHUNK, len(items) - split, split, slots, 1]
+            arrays = [t.long() if wide else t for t in (csr.rowptr, csr.col, csr.perm) if t is not None]
+            plans = [(None, [LONG_ROW, CHUNK, 0, 0, 0, 0])] + ([] if wide else [(items, warm)])
+            halves.append((arrays, csr.perm, plans))
+        (csr, perm, plans), (csr_t, perm_t, plans_t) = halves
+        for heads in (0, 1, 2):
+            if heads == 2 and width % 2:
+                continue
+            run(graph, dtype, width, heads, csr, perm, plans, csr_t, perm_t, plans_t)
+    torch.cuda.synchronize()
+    print(f"{_native.kernel_calls() - calls} kernel calls, all right")
+
+
+def run(graph, dtype, width, heads, csr, perm, plans, csr_t, perm_t, plans_t):  # type: ignore[no-untyped-def]
+    """All operators for one dtype, width and kind of weight (0: none, 1: one an edge, 2: two heads)."""
+    edges, index = graph.num_edges, csr[0].dtype
+    x = torch.randn(20, width + 1, device="cuda").to(dtype)[:, :width]  # rows further apart than they are long
+    w = None if heads == 0 else torch.randn(edges, *([2] if heads == 2 else []), device="cuda").to(dtype)
+    row, row_t = (None if w is None else w.index_select(0, p) for p in (perm, perm_t))
+    by_head = x.reshape(20, 2, -1) if heads == 2 else x
+    wide_x, wide_w = by_head.double(), None if w is None else w.double()
+    acc = _native.accumulation_dtype(dtype)
+    scale, scale_t = torch.rand(20, device="cuda", dtype=acc), torch.rand(13, device="cuda", dtype=acc)
+    grad = torch.randn(13, width, device="cuda").to(dtype)
+    where = (dtype, width, heads, index)
+    for items, config in plans:
+        for mean, scaled in itertools.product((False, True), (False, True)):
+            by = (scale, scale_t) if scaled else (None, None)
+            out = _native.spmm(csr[0], csr[1], row, x, *by, items, config, mean)
+            factor = scale.double().view(-1, *[1] * (by_head.dim() - 1)) if scaled else 1
+            expected, _ = reference.spmm(graph, wide_x * factor, wide_w, "mean" if mean else "sum")
+            expected = expected.reshape(13, width) * (scale_t.double().unsqueeze(1) if scaled else 1)
+            check((where, "sum", mean, scaled), out, expected, dtype)
+        for minimum in (False, True):
+            best, arg = _native.spmm_arg(csr[0], csr[1], csr[2], row, x, items, config, minimum)
+            count = _native.spmm_tie_count(csr[0], csr[1], row, x, best, items, config)
+            assert bool((count >= (arg >= 0)).all())
+            expected, _ = reference.spmm(graph, wide_x, wide_w, "min" if minimum else "max")
+            check((where, "arg", minimum), best, expected.reshape(13, width), dtype)
+    one = 0 if heads == 0 else heads if heads == 2 else 0
+    for items, config in plans_t:
+        back = _native.spmm_arg_backward(csr_t[0], csr_t[1], csr_t[2], row_t, grad, arg, items, config)
+        tied = _native.spmm_tie_backward(csr_t[0], csr_t[1], row_t, grad, x, best, items, config)
+        if heads == 0:  # every gradient goes somewhere
+            total = grad.double().masked_fill(arg < 0, 0).sum(0)
+            check((where, "arg backward"), back.double().sum(0), total, dtype)
+        assert tied.shape == back.shape
+    dots = _native.sddmm(csr[0], csr[1], csr[2], grad, x, one)
+    a = grad.double().reshape(13, 2, -1) if one else grad.double()
+    check((where, "dot"), dots, reference.sddmm(graph, a, x.double().reshape(20, 2, -1) if one else x.double()), dtype)
+    _native.sddmm_arg(csr[0], csr[1], csr[2], grad, x, arg, one)
+    _native.sddmm_tie(csr[0], csr[1], csr[2], row, grad, x, best, one)
+    if w is not None:
+        p = _native.edge_softmax(csr[0], csr[2], w)
+        check((where, "softmax"), p, reference.edge_softmax(graph, w.double()), dtype)
+        _native.edge_softmax_backward(csr[0], csr[2], p, w)
+
+
+if __name__ == "__main__":
+    main()
