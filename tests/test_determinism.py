@@ -10,6 +10,7 @@ from checks import same_bits
 from strategies import NAMED, REDUCES, values
 
 import gnn_spmm_plugin as gsp
+from gnn_spmm_plugin.plan import WARM_AFTER
 
 THREADS = (1, 2, 3, 8)
 
@@ -53,7 +54,7 @@ def test_runs(device: str, reduce: str, tie: str, flag: bool) -> None:
     torch.use_deterministic_algorithms(flag)
     g, weight = skewed(device)
     first = everything(g, weight, reduce, tie)
-    for _ in range(5 if device == "cpu" else 20):
+    for _ in range(WARM_AFTER + 1 if device == "cpu" else 20):
         assert all(same_bits(a, b) for a, b in zip(first, everything(g, weight, reduce, tie), strict=True))
 
 
@@ -97,7 +98,7 @@ def test_cold_and_warm(device: str, reduce: str, name: str, monkeypatch: pytest.
     for mode in ("cold", "warm", "auto"):
         monkeypatch.setenv("GSP_MODE", mode)
         g = e.graph(device)
-        results += [everything(g, weight, reduce, width=5) for _ in range(3)]
+        results += [everything(g, weight, reduce, width=5) for _ in range(WARM_AFTER + 1)]
     for other in results[1:]:
         assert all(same_bits(a, b) for a, b in zip(results[0], other, strict=True))
     x = values((e.num_src, 5), torch.float32, 1, device=device)

@@ -225,7 +225,7 @@ def test_arguments(device: str, arguments: dict[str, object], message: str) -> N
 def test_plans_hang_on_the_graph(device: str, no_gc: None) -> None:
     g = NAMED["hub"].graph(device)
     plans = [weakref.ref(gsp.plan(g, width)) for width in (1, 2, 3)]
-    for _ in range(3):
+    for _ in range(WARM_AFTER + 1):
         use(g)
         use(g.T)
     plans += [weakref.ref(g._csr.plan), weakref.ref(g._csr_t.plan)]
@@ -250,7 +250,7 @@ def test_out_of_memory_while_planning(
     g = NAMED["shuffled"].graph(device)
     expected = use(NAMED["shuffled"].graph(device))
     with caplog.at_level("WARNING", logger="gnn_spmm_plugin"):
-        for _ in range(6):
+        for _ in range(WARM_AFTER + 3):
             assert torch.equal(use(g), expected)
     assert len(calls) == 1
     assert [r.message for r in caplog.records if "out of memory" in r.message] != []

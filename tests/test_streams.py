@@ -11,6 +11,7 @@ from strategies import NAMED, REDUCES, Edges, values
 import gnn_spmm_plugin as gsp
 from gnn_spmm_plugin import cache, reference
 from gnn_spmm_plugin.cache import graph_of
+from gnn_spmm_plugin.plan import WARM_AFTER
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fresh_cache")]
 
@@ -71,7 +72,7 @@ def test_a_plan_made_on_one_stream_is_used_on_another() -> None:
     with torch.cuda.stream(stream):
         stream.wait_stream(torch.cuda.default_stream())
         g = e.graph("cuda")
-        for _ in range(3):
+        for _ in range(WARM_AFTER + 1):
             gsp.spmm(g, x, weight, "mean").sum().backward()
     x.grad = None
     torch.cuda.current_stream().wait_stream(stream)
@@ -112,7 +113,7 @@ def training_step(
     return step
 
 
-@pytest.mark.parametrize("warmup", [1, 3])
+@pytest.mark.parametrize("warmup", [1, WARM_AFTER + 1])
 @pytest.mark.parametrize("learned", [False, True])
 @pytest.mark.parametrize("name", ["shuffled", "sorted", "hub", "reverse_hub"])
 @pytest.mark.parametrize(("reduce", "tie"), [("sum", "first"), ("mean", "first"), ("max", "first"), ("min", "split")])
@@ -138,7 +139,7 @@ def test_capture_forward_and_backward(reduce: str, tie: str, name: str, learned:
         if learned:
             weight.copy_(values((e.num_edges,), torch.float32, 6, device="cuda"))
     check()
-    for _ in range(5):  # upgrades the plan, if it was not
+    for _ in range(WARM_AFTER + 1):  # upgrades the plan, if it was not
         step()
     gsp.plan(g, 20, reduce=reduce)
     gsp.clear_cache()
@@ -237,7 +238,7 @@ def test_capture_of_a_first_use(reduce: str) -> None:
     expected = [t.clone() for t in training_step(e.graph("cuda"), x, weight, reduce)()]
     torch.cuda.synchronize()
     recorded, results = capture(step, warmup=0)
-    for _ in range(4):  # eager uses after it must not read what only a replay computes
+    for _ in range(WARM_AFTER + 1):  # eager uses after it must not read what only a replay computes
         assert all(torch.equal(a, b) for a, b in zip(step(), expected, strict=True))
     for _ in range(2):
         for r in results:
@@ -261,7 +262,7 @@ def test_no_waiting_in_a_steady_step() -> None:
         p = gsp.edge_softmax(g, weight.clone().requires_grad_())
         (p * gsp.sddmm(g, x, x)).sum().backward()
 
-    for _ in range(3):
+    for _ in range(WARM_AFTER + 1):
         step()
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
