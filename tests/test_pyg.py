@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gnn_spmm_plugin as gsp
+from gnn_spmm_plugin.plan import WARM_AFTER
 
 pytestmark = pytest.mark.pyg
 
@@ -435,7 +436,7 @@ def test_nothing_is_built_in_steady_steps(name: str, device: str) -> None:
         outputs_and_gradients(layer, lambda x: layer(x, edge_index), x)
 
     with gsp.patch_pyg():
-        for _ in range(3):
+        for _ in range(WARM_AFTER + 1):
             step()
         for _ in range(2):
             changed = changes(step)
