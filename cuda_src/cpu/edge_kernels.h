@@ -150,22 +150,15 @@ GSP_HD Vector<double, kLanes> exponential(Vector<double, kLanes> x) {
   return x;
 }
 
-// values[i] = e^values[i]
+// values[i] = e^values[i], in whole vectors: up to one vector less one of what follows is
+// overwritten.
 template <typename Scalar>
 GSP_HD void exponentiate(Scalar* values, int64_t count) {
   constexpr int kLanes = GSP_VECTOR_BYTES / sizeof(Scalar);
   using V = Vector<Scalar, kLanes>;
   for (int64_t i = 0; i < count; i += kLanes) {
-    V v{};
-    const int64_t here = count - i < kLanes ? count - i : kLanes;
-    if (here == kLanes) {
-      v = exponential<kLanes>(load_raw<V>(values + i));
-      std::memcpy(values + i, &v, sizeof(v));
-    } else {
-      std::memcpy(&v, values + i, here * sizeof(Scalar));
-      v = exponential<kLanes>(v);
-      std::memcpy(values + i, &v, here * sizeof(Scalar));
-    }
+    const V v = exponential<kLanes>(load_raw<V>(values + i));
+    std::memcpy(values + i, &v, sizeof(v));
   }
 }
 
@@ -174,7 +167,7 @@ template <typename Scalar>
 struct Buffer {
   Scalar* data;
   explicit Buffer(int64_t size)
-      : data(static_cast<Scalar*>(std::malloc(size * sizeof(Scalar) + 1))) {
+      : data(static_cast<Scalar*>(std::calloc(size + 1, sizeof(Scalar)))) {
     if (data == nullptr) throw std::bad_alloc();
   }
   ~Buffer() { std::free(data); }
@@ -182,48 +175,59 @@ struct Buffer {
   Buffer& operator=(const Buffer&) = delete;
 };
 
-// What a row has to know of all its edges before any of their results can be written, one value per
-// head. A piece of a long row keeps it in the schedule's scratch until all pieces are done.
-//
-// softmax: the largest logit, and the sum of e^(logit - largest).
+// The two operators that scale the edges of a row by something that takes all of them to know:
+// gather() reads the edges, transform() runs over those of a whole task, add_up() makes one number
+// per head, write() the results.
 template <typename T, typename Index>
-struct Softmax {
+struct SoftmaxBase {
   using Scalar = Accumulator<T>;
   const Problem& problem;
 
-  // A row of nothing but -inf is shifted by 0, so that its sum is 0 and its results are 0/0, as in
+  GSP_HD int64_t at(int64_t j) const {
+    return int64_t{edge_id<Index>(problem.csr, j)} * problem.heads;
+  }
+  GSP_HD static Scalar read(const Matrix& values, int64_t i) {
+    return load_scalar(static_cast<const T*>(values.data) + i);
+  }
+  GSP_HD void add_up(const Scalar* terms, int64_t edges, Scalar* sum) const {
+    const int64_t heads = problem.heads;
+    for (int64_t h = 0; h < heads; ++h) sum[h] = 0;
+    for (int64_t i = 0; i < edges; ++i) {
+      for (int64_t h = 0; h < heads; ++h) sum[h] += terms[i * heads + h];
+    }
+  }
+};
+
+// e^(logit - largest) / their sum.
+template <typename T, typename Index>
+struct Softmax : SoftmaxBase<T, Index> {
+  using Base = SoftmaxBase<T, Index>;
+  using Base::problem;
+  using typename Base::Scalar;
+
+  // A row of nothing but -inf is shifted by 0: its sum is 0 and its results are 0/0, as in
   // torch.softmax.
   static GSP_HD Scalar shift(Scalar largest) { return largest == -INFINITY ? 0 : largest; }
 
-  // exps: e^(logit - largest) of the edges, [edges, heads].
-  GSP_HD void gather(int64_t first, int64_t end, Scalar* exps, Scalar* largest, Scalar* sum) const {
+  // `largest` is found, or is known already: for a piece of a long row whose other pieces are done.
+  GSP_HD void gather(int64_t first, int64_t end, Scalar* terms, Scalar* largest, bool known) const {
     const int64_t heads = problem.heads;
-    const auto* logits = static_cast<const T*>(problem.x.data);
-    for (int64_t h = 0; h < heads; ++h) largest[h] = -INFINITY;
+    for (int64_t h = 0; h < heads && !known; ++h) largest[h] = -INFINITY;
     for (int64_t j = first; j < end; ++j) {
-      const T* logit = logits + int64_t{edge_id<Index>(problem.csr, j)} * heads;
-      Scalar* z = exps + (j - first) * heads;
+      Scalar* z = terms + (j - first) * heads;
+      const int64_t at = this->at(j);
       for (int64_t h = 0; h < heads; ++h) {
-        z[h] = load_scalar(logit + h);
-        largest[h] = z[h] > largest[h] ? z[h] : largest[h];
+        z[h] = this->read(problem.x, at + h);
+        largest[h] = !known && z[h] > largest[h] ? z[h] : largest[h];
       }
     }
-    normalise(first, end, exps, largest);
-    for (int64_t h = 0; h < heads; ++h) sum[h] = 0;
-    for (int64_t j = first; j < end; ++j) {
-      for (int64_t h = 0; h < heads; ++h) sum[h] += exps[(j - first) * heads + h];
-    }
-  }
-
-  GSP_HD void normalise(int64_t first, int64_t end, Scalar* exps, const Scalar* largest) const {
-    const int64_t heads = problem.heads;
     for (int64_t i = 0; i < end - first; ++i) {
-      for (int64_t h = 0; h < heads; ++h) exps[i * heads + h] -= shift(largest[h]);
+      for (int64_t h = 0; h < heads; ++h) terms[i * heads + h] -= shift(largest[h]);
     }
-    exponentiate(exps, (end - first) * heads);
   }
+  GSP_HD void transform(Scalar* terms, int64_t count) const { exponentiate(terms, count); }
 
-  // Adds another piece's facts to a row's.
+  // Adds another piece of a row.
   GSP_HD void merge(Scalar* largest, Scalar* sum, const Scalar* other_largest,
                     const Scalar* other_sum) const {
     for (int64_t h = 0; h < problem.heads; ++h) {
@@ -236,98 +240,82 @@ struct Softmax {
     }
   }
 
-  GSP_HD void write(int64_t first, int64_t end, const Scalar* exps, const Scalar* sum) const {
+  GSP_HD void write(int64_t first, int64_t end, const Scalar* terms, const Scalar* sum) const {
     const int64_t heads = problem.heads;
     for (int64_t j = first; j < end; ++j) {
-      T* result = static_cast<T*>(problem.result) + int64_t{edge_id<Index>(problem.csr, j)} * heads;
+      T* result = static_cast<T*>(problem.result) + this->at(j);
       for (int64_t h = 0; h < heads; ++h) {
-        store_scalar(result + h, exps[(j - first) * heads + h] / sum[h]);
+        store_scalar(result + h, terms[(j - first) * heads + h] / sum[h]);
       }
     }
-  }
-
-  // A later look at a piece whose row's facts are complete.
-  GSP_HD void rewrite(int64_t first, int64_t end, Scalar* exps, const Scalar* largest,
-                      const Scalar* sum) const {
-    const int64_t heads = problem.heads;
-    const auto* logits = static_cast<const T*>(problem.x.data);
-    for (int64_t j = first; j < end; ++j) {
-      const T* logit = logits + int64_t{edge_id<Index>(problem.csr, j)} * heads;
-      for (int64_t h = 0; h < heads; ++h) exps[(j - first) * heads + h] = load_scalar(logit + h);
-    }
-    normalise(first, end, exps, largest);
-    write(first, end, exps, sum);
   }
 };
 
-// Its backward: the sum of p * grad. `largest` is not used, `products` holds nothing that lasts.
+// p * (grad - sum of p * grad).
 template <typename T, typename Index>
-struct SoftmaxBackward {
-  using Scalar = Accumulator<T>;
-  const Problem& problem;
+struct SoftmaxBackward : SoftmaxBase<T, Index> {
+  using Base = SoftmaxBase<T, Index>;
+  using Base::problem;
+  using typename Base::Scalar;
 
-  GSP_HD void gather(int64_t first, int64_t end, Scalar*, Scalar*, Scalar* sum) const {
+  GSP_HD void gather(int64_t first, int64_t end, Scalar* terms, Scalar*, bool) const {
     const int64_t heads = problem.heads;
-    for (int64_t h = 0; h < heads; ++h) sum[h] = 0;
     for (int64_t j = first; j < end; ++j) {
-      const int64_t at = int64_t{edge_id<Index>(problem.csr, j)} * heads;
+      const int64_t at = this->at(j);
       for (int64_t h = 0; h < heads; ++h) {
-        sum[h] += load_scalar(static_cast<const T*>(problem.x.data) + at + h) *
-                  load_scalar(static_cast<const T*>(problem.grad.data) + at + h);
+        terms[(j - first) * heads + h] =
+            this->read(problem.x, at + h) * this->read(problem.grad, at + h);
       }
     }
   }
+  GSP_HD void transform(Scalar*, int64_t) const {}
   GSP_HD void merge(Scalar*, Scalar* sum, const Scalar*, const Scalar* other_sum) const {
     for (int64_t h = 0; h < problem.heads; ++h) sum[h] += other_sum[h];
   }
   GSP_HD void write(int64_t first, int64_t end, const Scalar*, const Scalar* sum) const {
     const int64_t heads = problem.heads;
     for (int64_t j = first; j < end; ++j) {
-      const int64_t at = int64_t{edge_id<Index>(problem.csr, j)} * heads;
+      const int64_t at = this->at(j);
       for (int64_t h = 0; h < heads; ++h) {
-        const Scalar p = load_scalar(static_cast<const T*>(problem.x.data) + at + h);
-        const Scalar g = load_scalar(static_cast<const T*>(problem.grad.data) + at + h);
+        const Scalar p = this->read(problem.x, at + h), g = this->read(problem.grad, at + h);
         store_scalar(static_cast<T*>(problem.result) + at + h, p * (g - sum[h]));
       }
     }
   }
-  GSP_HD void rewrite(int64_t first, int64_t end, Scalar* products, const Scalar*,
-                      const Scalar* sum) const {
-    write(first, end, products, sum);
-  }
 };
 
+// A piece of a long row keeps what it knows in the schedule's scratch until all pieces are done.
 template <typename Index, typename Operator>
 void normalise_rows(const Problem& problem, const Schedule& schedule) {
   using Scalar = typename Operator::Scalar;
-  const Operator op{problem};
+  constexpr int64_t kPadding = GSP_VECTOR_BYTES / sizeof(Scalar);
+  const Operator op{{problem}};
   const int64_t heads = problem.heads;
+  const auto* rowptr = static_cast<const Index*>(problem.csr.rowptr);
   auto* all_largest = static_cast<Scalar*>(schedule.partial_values);
   auto* all_sums = static_cast<Scalar*>(schedule.partial_positions);
-  const auto most_edges = [&](const Task& task) {
-    int64_t most = 0;
-    for_each_row<Index>(problem.csr, task, [&](int64_t, int64_t first, int64_t end) {
-      most = end - first > most ? end - first : most;
-    });
-    return most;
-  };
+
   for_each(problem.parallel_for, schedule.num_tasks, [&](int64_t i) {
     const Task& task = schedule.tasks[i];
-    const int64_t exps_size = most_edges(task) * heads;
-    Buffer<Scalar> buffer(exps_size + 2 * heads);
-    Scalar* largest = buffer.data + exps_size;
-    Scalar* sum = largest + heads;
-    if (task.slot >= 0) {
-      op.gather(task.edge_begin, task.edge_end, buffer.data, all_largest + task.slot * heads,
-                all_sums + task.slot * heads);
-      return;
-    }
+    const bool piece = task.slot >= 0;
+    const int64_t begin = piece ? task.edge_begin : rowptr[task.row_begin];
+    const int64_t count = (piece ? task.edge_end : rowptr[task.row_end]) - begin;
+    const Buffer<Scalar> buffer(count * heads + kPadding + 2 * heads);
+    Scalar* terms = buffer.data;
+    Scalar* largest = piece ? all_largest + task.slot * heads : terms + count * heads + kPadding;
+    Scalar* sum = piece ? all_sums + task.slot * heads : largest + heads;
     for_each_row<Index>(problem.csr, task, [&](int64_t, int64_t first, int64_t end) {
-      op.gather(first, end, buffer.data, largest, sum);
-      op.write(first, end, buffer.data, sum);
+      op.gather(first, end, terms + (first - begin) * heads, largest, false);
+    });
+    op.transform(terms, count * heads);
+    for_each_row<Index>(problem.csr, task, [&](int64_t, int64_t first, int64_t end) {
+      const Scalar* of_row = terms + (first - begin) * heads;
+      op.add_up(of_row, end - first, sum);
+      if (!piece) op.write(first, end, of_row, sum);
     });
   });
   if (schedule.num_long_rows == 0) return;
+
   for (int64_t i = 0; i < schedule.num_long_rows; ++i) {
     const LongRow& row = schedule.long_rows[i];
     const int64_t total = row.first_slot * heads;
@@ -345,9 +333,11 @@ void normalise_rows(const Problem& problem, const Schedule& schedule) {
   for_each(problem.parallel_for, schedule.num_tasks, [&](int64_t i) {
     const Task& task = schedule.tasks[i];
     if (task.slot < 0) return;
-    Buffer<Scalar> buffer((task.edge_end - task.edge_begin) * heads);
-    op.rewrite(task.edge_begin, task.edge_end, buffer.data, all_largest + task.slot * heads,
-               all_sums + task.slot * heads);
+    const int64_t count = task.edge_end - task.edge_begin;
+    const Buffer<Scalar> buffer(count * heads + kPadding);
+    op.gather(task.edge_begin, task.edge_end, buffer.data, all_largest + task.slot * heads, true);
+    op.transform(buffer.data, count * heads);
+    op.write(task.edge_begin, task.edge_end, buffer.data, all_sums + task.slot * heads);
   });
 }
 

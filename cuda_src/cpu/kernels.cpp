@@ -40,9 +40,9 @@ void spmm_arg(const Problem& p) { run(&KernelTable::spmm_arg, p, p.width); }
 void spmm_arg_backward(const Problem& p) { run(&KernelTable::spmm_arg_backward, p, p.width); }
 void spmm_tie_count(const Problem& p) { run(&KernelTable::spmm_tie_count, p, p.width); }
 void spmm_tie_backward(const Problem& p) { run(&KernelTable::spmm_tie_backward, p, p.width); }
-void sddmm(const Problem& p) { run(&KernelTable::sddmm, p, 0); }
-void sddmm_arg(const Problem& p) { run(&KernelTable::sddmm_arg, p, 0); }
-void sddmm_tie(const Problem& p) { run(&KernelTable::sddmm_tie, p, 0); }
+void sddmm(const Problem& p) { run(&KernelTable::sddmm, p, p.width); }
+void sddmm_arg(const Problem& p) { run(&KernelTable::sddmm_arg, p, p.width); }
+void sddmm_tie(const Problem& p) { run(&KernelTable::sddmm_tie, p, p.width); }
 void edge_softmax(const Problem& p) { run(&KernelTable::edge_softmax, p, p.heads); }
 void edge_softmax_backward(const Problem& p) {
   run(&KernelTable::edge_softmax_backward, p, p.heads);

@@ -10,9 +10,13 @@ namespace {
 
 constexpr int64_t kLongRow = 8192;     // edges; a longer row is cut into pieces of this many
 constexpr int64_t kTaskCost = 4096;    // edges + rows of a task: some 50 us of work at 64 columns
-constexpr int64_t kSmallTask = 256;    // below this, handing out a task costs more than it balances
 constexpr int64_t kTasksWanted = 512;  // of a graph large enough: balance for many threads
-static_assert(kTaskCost <= kLongRow, "a long row must hold a task border, see build()");
+
+// Edges + rows of the smallest task worth handing out: a graph with fewer runs without other
+// threads.
+int64_t small_task(int64_t width) {
+  return std::clamp<int64_t>(65536 / std::max<int64_t>(width, 1), 1024, kLongRow);
+}
 
 // First row >= from that ends beyond `cost`, where the cost up to row r is rowptr[r] + r. The
 // answer is near `from`, so the search gallops.
@@ -37,10 +41,11 @@ int64_t row_at(const Index* rowptr, int64_t rows, int64_t from, int64_t cost) {
 }
 
 template <typename Index>
-void build(const Index* rowptr, int64_t rows, std::vector<Task>& tasks,
+void build(const Index* rowptr, int64_t rows, int64_t width, std::vector<Task>& tasks,
            std::vector<LongRow>& long_rows) {
   const int64_t total = rows == 0 ? 0 : int64_t{rowptr[rows]} + rows;
-  const int64_t target = std::clamp(total / kTasksWanted, kSmallTask, kTaskCost);
+  const int64_t smallest = small_task(width);
+  const int64_t target = std::clamp(total / kTasksWanted, smallest, std::max(smallest, kTaskCost));
   int64_t slots = 0;
   int64_t begin = 0;
   const auto cut_before = [&](int64_t row) {
@@ -72,18 +77,21 @@ void build(const Index* rowptr, int64_t rows, std::vector<Task>& tasks,
 
 }  // namespace
 
-ScheduleStorage::ScheduleStorage(const Csr& csr, int64_t scratch_width) {
+ScheduleStorage::ScheduleStorage(const Csr& csr, int64_t width) {
   if (csr.wide) {
-    build(static_cast<const int64_t*>(csr.rowptr), csr.rows, tasks_, long_rows_);
+    build(static_cast<const int64_t*>(csr.rowptr), csr.rows, width, tasks_, long_rows_);
   } else {
-    build(static_cast<const int32_t*>(csr.rowptr), csr.rows, tasks_, long_rows_);
+    build(static_cast<const int32_t*>(csr.rowptr), csr.rows, width, tasks_, long_rows_);
   }
   const int64_t slots = long_rows_.empty() ? 0 : long_rows_.back().end_slot;
-  if (slots > 0) scratch_.reset(new double[2 * slots * scratch_width]);
-  schedule_ = {tasks_.data(),     int64_t(tasks_.size()),
-               long_rows_.data(), int64_t(long_rows_.size()),
-               scratch_.get(),    scratch_.get() + slots * scratch_width,
-               scratch_width};
+  if (slots > 0) scratch_.reset(new double[2 * slots * width]);
+  schedule_ = {tasks_.data(),
+               int64_t(tasks_.size()),
+               long_rows_.data(),
+               int64_t(long_rows_.size()),
+               scratch_.get(),
+               scratch_.get() + slots * width,
+               width};
 }
 
 }  // namespace gsp::cpu

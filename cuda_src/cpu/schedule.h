@@ -41,8 +41,8 @@ struct Schedule {
 
 class ScheduleStorage {
  public:
-  // scratch_width: values that a piece of a long row keeps.
-  ScheduleStorage(const Csr& csr, int64_t scratch_width);
+  // width: columns that an edge has; a piece of a long row keeps a partial result for each.
+  ScheduleStorage(const Csr& csr, int64_t width);
   const Schedule& schedule() const { return schedule_; }
 
  private:

@@ -472,7 +472,7 @@ template <bool kWeighted>
 struct Sum {
   template <typename B>
   using Message = SumMessage<B, kWeighted>;
-  static constexpr int kMost = GSP_VECTOR_BYTES == 64 ? 4 : 8;  // 64 columns of float
+  static constexpr int kMost = 8;
 };
 template <bool kWeighted, Reduce kReduce>
 struct Arg {

@@ -1,4 +1,4 @@
-// The CPU kernels on exactly sized buffers, built with -fsanitize=address,undefined: any access past
+// The CPU kernels on exactly sized buffers, built with -fsanitize=address: any access past
 // an end stops the run. What they compute is tested in tests/test_native_cpu.py. Built and run by
 // tests/test_cpu_asan.py.
 #include <cstdio>
@@ -9,9 +9,10 @@
 #include <type_traits>
 #include <vector>
 
-#include "cpu/kernel_table.h"
+#include "cpu/edge_kernels.h"
 #include "cpu/kernels.h"
 #include "cpu/schedule.h"
+#include "cpu/spmm_kernels.h"
 
 namespace {
 
@@ -51,13 +52,14 @@ struct Graph {
 
 int64_t runs = 0;
 
-template <typename Index>
-void run_all(const KernelTable& kernels, int64_t width, int64_t heads, Dtype dtype, int64_t hub) {
+using Kernel = void (*)(const Problem&, const Schedule&);
+
+template <typename T, typename Index>
+void run_all(int64_t width, int64_t heads, int64_t hub) {
   const int64_t rows = 13, sources = 7, edges = 60;
   const Graph<Index> graph(rows, sources, edges, hub);
   const int64_t all = edges + hub;
-  const int64_t size = dtype == Dtype::kFloat64 ? 8 : dtype == Dtype::kFloat32 ? 4 : 2;
-  const int64_t sum_size = size == 8 ? 8 : 4;
+  const int64_t size = sizeof(T), sum_size = sizeof(Accumulator<T>);
   const int64_t most = rows > sources ? rows : sources;
   const Exact by_row(rows * width * size), by_source(sources * width * size),
       scales(most * sum_size);
@@ -65,7 +67,6 @@ void run_all(const KernelTable& kernels, int64_t width, int64_t heads, Dtype dty
 
   Problem p;
   p.csr = graph.csr;
-  p.dtype = dtype;
   p.width = width;
   p.heads = heads;
   p.parallel_for = serial;
@@ -84,16 +85,16 @@ void run_all(const KernelTable& kernels, int64_t width, int64_t heads, Dtype dty
     p.arg = {args.data.get(), width};
     p.src_scale = p.dst_scale = weighted ? scales.data.get() : nullptr;
     p.mean = weighted;
-    run(kernels.spmm, rows * width * size, width);
+    run(weighted ? sweep<T, Index, Sum<true>> : sweep<T, Index, Sum<false>>, rows * width * size,
+        width);
     p.src_scale = p.dst_scale = nullptr;
-    for (const bool minimum : {false, true}) {
-      p.minimum = minimum;
-      run(kernels.spmm_arg, rows * width * size, width);
-    }
-    run(kernels.spmm_tie_count, rows * width * sum_size, width);
-    run(kernels.sddmm, all * heads * size, 0);
-    run(kernels.sddmm_arg, all * heads * size, 0);
-    run(kernels.sddmm_tie, all * heads * size, 0);
+    run(weighted ? sweep<T, Index, Arg<true, Reduce::kMin>>
+                 : sweep<T, Index, Arg<false, Reduce::kMax>>,
+        rows * width * size, width);
+    run(sweep<T, Index, TieCount>, rows * width * sum_size, width);
+    run(dots<T, Index, Select::kAll>, all * heads * size, 0);
+    run(dots<T, Index, Select::kArg>, all * heads * size, 0);
+    run(dots<T, Index, Select::kTie>, all * heads * size, 0);
 
     // On the "transposed" graph: rows are the forward's sources, so what is gathered belongs to its
     // rows.
@@ -102,14 +103,14 @@ void run_all(const KernelTable& kernels, int64_t width, int64_t heads, Dtype dty
     p.grad = p.out = {gathered.data.get(), width};
     p.arg = {gathered_args.data.get(), width};
     p.x = {own.data.get(), width};
-    run(kernels.spmm_arg_backward, rows * width * size, width);
-    run(kernels.spmm_tie_backward, rows * width * size, width);
+    run(sweep<T, Index, ArgBackward>, rows * width * size, width);
+    run(sweep<T, Index, TieBackward>, rows * width * size, width);
 
     const Exact logits(all * heads * size), other(all * heads * size);
     p.x = {logits.data.get(), heads};
     p.grad = {other.data.get(), heads};
-    run(kernels.edge_softmax, all * heads * size, heads);
-    run(kernels.edge_softmax_backward, all * heads * size, heads);
+    run(normalise_rows<Index, Softmax<T, Index>>, all * heads * size, heads);
+    run(normalise_rows<Index, SoftmaxBackward<T, Index>>, all * heads * size, heads);
   }
 }
 
@@ -134,37 +135,24 @@ void run_build(int64_t size, int64_t n) {
 
 }  // namespace
 
-int main() {
-#if defined(GSP_TEST_AVX512)
-  const KernelTable& table = kAvx512Kernels;
-  const bool here = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                    __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-#elif defined(GSP_TEST_AVX2)
-  const KernelTable& table = kAvx2Kernels;
-  const bool here = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                    __builtin_cpu_supports("f16c");
-#else
-  const KernelTable& table = kBaselineKernels;
-  const bool here = true;
-#endif
-  if (!here) {
-    std::printf("not on this machine\n");
-    return 0;
-  }
-  for (const Dtype dtype : {Dtype::kFloat32, Dtype::kFloat64, Dtype::kFloat16, Dtype::kBFloat16}) {
-    for (const int64_t heads : {1, 3}) {
-      for (const int64_t head_width : {0, 1, 2, 3, 5, 8, 12, 16, 17, 33, 48, 63, 64, 100, 257}) {
-        run_all<int32_t>(table, head_width * heads, heads, dtype, 0);
-        if (head_width < 20) run_all<int64_t>(table, head_width * heads, heads, dtype, 0);
-        if (head_width == 17) run_all<int32_t>(table, head_width * heads, heads, dtype, 9000);
-      }
+template <typename T, typename Index>
+void run_widths() {
+  for (const int64_t heads : {1, 3}) {
+    for (const int64_t head_width : {0, 1, 2, 3, 5, 8, 12, 16, 17, 33, 48, 63, 64, 100, 257}) {
+      run_all<T, Index>(head_width * heads, heads, head_width == 17 ? 9000 : 0);
     }
   }
+}
+
+int main() {
+  run_widths<float, int32_t>();
+  run_widths<Half, int32_t>();
+  run_widths<double, int64_t>();
   for (const int64_t size : {0, 1, 1000, 200000}) {
     for (const int64_t n : {1, 5, 3000, 500000}) {
       run_build<int32_t, int32_t>(size, n);
       run_build<int64_t, int64_t>(size, n);
     }
   }
-  std::printf("%s: %ld runs\n", table.instruction_set, static_cast<long>(runs));
+  std::printf("%ld runs\n", static_cast<long>(runs));
 }
