@@ -80,7 +80,10 @@ def test_the_same_place_in_another_type(device: str) -> None:
     assert torch.equal(lookup(base).edge_index(), base)
 
 
-def test_in_place_edits(device: str) -> None:
+@pytest.mark.parametrize("trusted", [False, True])
+def test_in_place_edits(device: str, trusted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the version counter alone, as on CUDA, and where hits are compared."""
+    monkeypatch.setattr(cache, "_trusted", lambda _: trusted)
     edge_index = example(device)
     other = example(device, 1)
     for edit in (
