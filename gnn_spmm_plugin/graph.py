@@ -195,12 +195,8 @@ def _refuse_capture(what: str) -> None:
 
 def _group(key: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
     """Stable grouping of `key` (values in ``[0, num_rows)``): (rowptr, position -> index into key)."""
-    dtype = _index_dtype(num_rows, key.shape[0])
-    if key.device.type == "cpu":
-        rowptr, perm = _native.group(key, num_rows)
-        return rowptr, perm
-    ordered, perm = torch.sort(key.to(dtype), stable=True)
-    return _rowptr(ordered, num_rows, dtype), perm.to(dtype)
+    rowptr, perm = _native.group(key, num_rows)
+    return rowptr, perm
 
 
 def _rowptr(ordered: Tensor, num_rows: int, dtype: torch.dtype) -> Tensor:

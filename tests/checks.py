@@ -25,7 +25,9 @@ def close(got: Tensor, expected: Expected, roundings: int = 1) -> None:
     assert got.shape == expected.value.shape, (got.shape, expected.value.shape)
     acc = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
     eps = torch.finfo(dtype).eps
-    bound = eps * expected.value.abs() + (32 * acc + (roundings - 1) * eps) * expected.size
+    # Where the dtype is that of the reference, both err.
+    accumulation = (128 if dtype == torch.float64 else 32) * acc
+    bound = eps * expected.value.abs() + (accumulation + (roundings - 1) * eps) * expected.size
     bound = bound + torch.finfo(dtype).smallest_normal * eps * 8 ** (roundings > 1)  # the spacing of subnormal numbers
     error = (got.double() - expected.value).abs()
     worst = (error - bound).flatten().argmax() if error.numel() else None

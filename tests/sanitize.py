@@ -35,7 +35,7 @@ def tiny_graph() -> gsp.Graph:
 
 def check(what: object, ours: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
     """Exits unless both agree as far as `dtype` can say."""
-    error = (ours.double() - expected).norm() / expected.norm().clamp(min=1e-9)
+    error = (ours.cpu().double() - expected).norm() / expected.norm().clamp(min=1e-9)
     if not error <= TOLERANCE[dtype]:
         sys.exit(f"wrong result: {what}: relative error {float(error):.2e}")
 
@@ -43,6 +43,7 @@ def check(what: object, ours: Tensor, expected: Tensor, dtype: torch.dtype) -> N
 def main() -> None:
     """Runs all cases."""
     graph = tiny_graph()
+    twin = graph.cpu()  # the reference runs there: a sanitizer slows every kernel of torch down too
     calls = _native.kernel_calls()
     for dtype, width, wide in itertools.product(DTYPES, WIDTHS, (False, True)):
         if wide and width not in (1, 33):
@@ -59,7 +60,7 @@ def main() -> None:
         for heads in (0, 1, 2):
             if heads == 2 and width % 2:
                 continue
-            run(graph, dtype, width, heads, csr, perm, plans, csr_t, perm_t, plans_t)
+            run(twin, dtype, width, heads, csr, perm, plans, csr_t, perm_t, plans_t)
     torch.cuda.synchronize()
     print(f"{_native.kernel_calls() - calls} kernel calls, all right")
 
@@ -67,22 +68,25 @@ def main() -> None:
 def run(graph, dtype, width, heads, csr, perm, plans, csr_t, perm_t, plans_t):  # type: ignore[no-untyped-def]
     """All operators for one dtype, width and kind of weight (0: none, 1: one an edge, 2: two heads)."""
     edges, index = graph.num_edges, csr[0].dtype
-    x = torch.randn(20, width + 1, device="cuda").to(dtype)[:, :width]  # rows further apart than they are long
-    w = None if heads == 0 else torch.randn(edges, *([2] if heads == 2 else []), device="cuda").to(dtype)
-    row, row_t = (None if w is None else w.index_select(0, p) for p in (perm, perm_t))
-    by_head = x.reshape(20, 2, -1) if heads == 2 else x
-    wide_x, wide_w = by_head.double(), None if w is None else w.double()
+    cpu_x, cpu_grad = torch.randn(20, width + 1).to(dtype)[:, :width], torch.randn(13, width).to(dtype)
+    cpu_w = None if heads == 0 else torch.randn(edges, *([2] if heads == 2 else [])).to(dtype)
+    by_head = cpu_x.reshape(20, 2, -1) if heads == 2 else cpu_x
+    wide_x, wide_w = by_head.double(), None if cpu_w is None else cpu_w.double()
     acc = _native.accumulation_dtype(dtype)
-    scale, scale_t = torch.rand(20, device="cuda", dtype=acc), torch.rand(13, device="cuda", dtype=acc)
-    grad = torch.randn(13, width, device="cuda").to(dtype)
+    cpu_scale, cpu_scale_t = torch.rand(20, dtype=acc), torch.rand(13, dtype=acc)
+    x = torch.zeros(20, width + 1, dtype=dtype, device="cuda")[:, :width]  # rows further apart than they are long
+    x.copy_(cpu_x)
+    w = None if cpu_w is None else cpu_w.cuda()
+    row, row_t = (None if w is None else w.index_select(0, p) for p in (perm, perm_t))
+    scale, scale_t, grad = cpu_scale.cuda(), cpu_scale_t.cuda(), cpu_grad.cuda()
     where = (dtype, width, heads, index)
     for items, config in plans:
         for mean, scaled in itertools.product((False, True), (False, True)):
             by = (scale, scale_t) if scaled else (None, None)
             out = _native.spmm(csr[0], csr[1], row, x, *by, items, config, mean)
-            factor = scale.double().view(-1, *[1] * (by_head.dim() - 1)) if scaled else 1
+            factor = cpu_scale.double().view(-1, *[1] * (by_head.dim() - 1)) if scaled else 1
             expected, _ = reference.spmm(graph, wide_x * factor, wide_w, "mean" if mean else "sum")
-            expected = expected.reshape(13, width) * (scale_t.double().unsqueeze(1) if scaled else 1)
+            expected = expected.reshape(13, width) * (cpu_scale_t.double().unsqueeze(1) if scaled else 1)
             check((where, "sum", mean, scaled), out, expected, dtype)
         for minimum in (False, True):
             best, arg = _native.spmm_arg(csr[0], csr[1], csr[2], row, x, items, config, minimum)
@@ -90,22 +94,23 @@ def run(graph, dtype, width, heads, csr, perm, plans, csr_t, perm_t, plans_t):  
             assert bool((count >= (arg >= 0)).all())
             expected, _ = reference.spmm(graph, wide_x, wide_w, "min" if minimum else "max")
             check((where, "arg", minimum), best, expected.reshape(13, width), dtype)
-    one = 0 if heads == 0 else heads if heads == 2 else 0
+    one = 2 if heads == 2 else 0  # products an edge, 0: a single one without a dimension of its own
     for items, config in plans_t:
         back = _native.spmm_arg_backward(csr_t[0], csr_t[1], csr_t[2], row_t, grad, arg, items, config)
         tied = _native.spmm_tie_backward(csr_t[0], csr_t[1], row_t, grad, x, best, items, config)
         if heads == 0:  # every gradient goes somewhere
-            total = grad.double().masked_fill(arg < 0, 0).sum(0)
-            check((where, "arg backward"), back.double().sum(0), total, dtype)
+            total = cpu_grad.double().masked_fill(arg.cpu() < 0, 0).sum(0)
+            check((where, "arg backward"), back.cpu().double().sum(0), total, dtype)
         assert tied.shape == back.shape
     dots = _native.sddmm(csr[0], csr[1], csr[2], grad, x, one)
-    a = grad.double().reshape(13, 2, -1) if one else grad.double()
-    check((where, "dot"), dots, reference.sddmm(graph, a, x.double().reshape(20, 2, -1) if one else x.double()), dtype)
+    shape = (2, -1) if one else (-1,)
+    a, b = (t.double().reshape(len(t), *shape) for t in (cpu_grad, cpu_x))
+    check((where, "dot"), dots, reference.sddmm(graph, a, b), dtype)
     _native.sddmm_arg(csr[0], csr[1], csr[2], grad, x, arg, one)
     _native.sddmm_tie(csr[0], csr[1], csr[2], row, grad, x, best, one)
     if w is not None:
         p = _native.edge_softmax(csr[0], csr[2], w)
-        check((where, "softmax"), p, reference.edge_softmax(graph, w.double()), dtype)
+        check((where, "softmax"), p, reference.edge_softmax(graph, wide_w), dtype)
         _native.edge_softmax_backward(csr[0], csr[2], p, w)
 
 

@@ -271,7 +271,7 @@ def test_h16_grad_scaler() -> None:
     layer = torch.nn.Linear(2, 2, device="cuda")
     weight = torch.tensor([2.0, 3.0], device="cuda", requires_grad=True)
     optimizer = torch.optim.SGD([*layer.parameters(), weight], lr=0.1)
-    scaler = torch.amp.GradScaler("cuda")
+    scaler = torch.amp.GradScaler("cuda", init_scale=2.0**8)  # the default overflows float16 here, as it should
     for _ in range(3):
         with torch.autocast("cuda", torch.float16):
             loss = gsp.spmm(g, layer(torch.ones(2, 2, device="cuda")), weight, "mean").float().pow(2).sum()

@@ -329,7 +329,9 @@ def test_sddmm_layouts(device: str, shape: tuple[int, ...], layout: str) -> None
     g = NAMED["bipartite"].graph(device)
     a, b = values((g.num_dst, *shape), torch.float32, 1), values((g.num_src, *shape), torch.float32, 2)
     expected = gsp.sddmm(g, a.to(device), b.to(device))
-    assert torch.equal(gsp.sddmm(g, lay_out(a.to(device), layout), lay_out(b.to(device), layout)), expected)
+    got = gsp.sddmm(g, lay_out(a.to(device), layout), lay_out(b.to(device), layout))
+    # On CUDA the alignment decides how many columns a lane has, and so the order of the sum.
+    torch.testing.assert_close(got, expected, rtol=0 if device == "cpu" else 1e-5, atol=0 if device == "cpu" else 1e-6)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -276,6 +276,35 @@ Tensor check_coo(const Tensor& dst, const Tensor& src, int64_t num_dst, int64_t 
   return out;
 }
 
+std::tuple<Tensor, Tensor> group(const Tensor& key, int64_t n) {
+  check_index_vector("key", key);
+  const int64_t edges = key.size(0);
+  STD_TORCH_CHECK(n >= 0 && (n > 0 || edges == 0), "got n = ", n, " for ", edges,
+                  " keys, expected more than every key");
+  cuda::Group p{std::max(n, edges) > std::numeric_limits<int32_t>::max(),
+                key.scalar_type() == ScalarType::Long};
+  const ScalarType type = p.wide_index ? ScalarType::Long : ScalarType::Int;
+  Tensor rowptr = fast_empty(key, {n + 1}, type), values = fast_empty(key, {edges}, type);
+  Tensor buffers = fast_empty(key, {3, edges}, type);
+  const int64_t bytes = edges * (p.wide_index ? 8 : 4);
+  auto* first = static_cast<char*>(buffers.mutable_data_ptr());
+  p.key = key.const_data_ptr();
+  p.key_stride = key.stride(0);
+  p.edges = edges;
+  p.rows = n;
+  p.keys = first;
+  p.more_keys = first + bytes;
+  p.more_values = first + 2 * bytes;
+  p.values = values.mutable_data_ptr();
+  p.rowptr = rowptr.mutable_data_ptr();
+  const Launch launch(key);
+  launch.check("group", cuda::group_bytes(p, &p.temporary_bytes));
+  Tensor temporary = fast_empty(key, {p.temporary_bytes / 4 + 1}, ScalarType::Int);
+  p.temporary = temporary.mutable_data_ptr();
+  launch.check("group", cuda::group(p, launch.stream()));
+  return {rowptr, values};
+}
+
 int64_t calls() { return kernel_calls.load(std::memory_order_relaxed); }
 
 }  // namespace
@@ -292,6 +321,7 @@ STABLE_TORCH_LIBRARY_IMPL(gnn_spmm_plugin, CUDA, m) {
   m.impl("_edge_softmax", TORCH_BOX(&edge_softmax));
   m.impl("_edge_softmax_backward", TORCH_BOX(&edge_softmax_backward));
   m.impl("_check_coo", TORCH_BOX(&check_coo));
+  m.impl("_group", TORCH_BOX(&group));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(gnn_spmm_plugin, CompositeExplicitAutograd, m) {

@@ -85,4 +85,20 @@ cudaError_t check_coo(bool wide_index, const void* dst, const void* src, int64_t
                       int64_t src_stride, int64_t edges, int64_t num_dst, int64_t num_src,
                       int64_t* out, cudaStream_t stream);
 
+// A stable grouping of `key` (all in [0, rows)): rowptr [rows + 1], and in `values` the position of
+// each entry, by row.
+struct Group {
+  bool wide_index;  // int64 rowptr, keys and values
+  bool wide_key;
+  const void* key = nullptr;
+  int64_t key_stride = 1, edges = 0, rows = 0;
+  void *keys = nullptr, *more_keys = nullptr, *values = nullptr, *more_values = nullptr;  // [edges]
+  void* rowptr = nullptr;
+  void* temporary = nullptr;
+  int64_t temporary_bytes = 0;
+};
+
+cudaError_t group_bytes(const Group& p, int64_t* bytes);  // that `temporary` must have
+cudaError_t group(const Group& p, cudaStream_t stream);
+
 }  // namespace gsp::cuda
