@@ -27,7 +27,7 @@ def run(
     dtype: Any = None,
     **kw: Any,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """(output, gradient of its sum by x, by weight) of a plain layer under the patch; its edges must run in a kernel."""
+    """(output, gradient of its sum by x, by weight) of a plain layer under the patch, which must run kernels."""
     edge_index = torch.as_tensor(edge_index, dtype=torch.long, device=device).view(2, -1)
     dtype = dtype or torch.float32
     x = torch.as_tensor(x, dtype=dtype, device=device).detach().requires_grad_()
