@@ -59,6 +59,7 @@ class _Ref(weakref.ref[Tensor]):
     """A weak reference that knows, after its tensor died, under which number that was kept."""
 
     __slots__ = ("number",)
+    number: int
 
     def __new__(cls, root: Tensor) -> _Ref:
         self = super().__new__(cls, root, _died)

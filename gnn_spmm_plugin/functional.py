@@ -101,7 +101,8 @@ def _linear_raw(
     if mean == "cols":
         scale = _half(core, not flipped).inverse_degree(_native.accumulation_dtype(x.dtype))
     x = _rows_first(x)
-    return _native.spmm(csr.rowptr, csr.col, w, x, scale, None, p.items, p.config, mean == "rows")
+    out: Tensor = _native.spmm(csr.rowptr, csr.col, w, x, scale, None, p.items, p.config, mean == "rows")
+    return out
 
 
 class _Linear(torch.autograd.Function):
@@ -149,7 +150,8 @@ def _dot(core: Core, flipped: bool, a: Tensor, b: Tensor, heads: int) -> Tensor:
 
 def _dot_raw(core: Core, flipped: bool, a: Tensor, b: Tensor, heads: int) -> Tensor:
     csr = _half(core, flipped)
-    return _native.sddmm(csr.rowptr, csr.col, csr.perm, _rows_first(a), _rows_first(b), heads)
+    out: Tensor = _native.sddmm(csr.rowptr, csr.col, csr.perm, _rows_first(a), _rows_first(b), heads)
+    return out
 
 
 class _Dot(torch.autograd.Function):
@@ -413,7 +415,8 @@ class _EdgeSoftmax(torch.autograd.Function):
 # ---------------------------------------------------------------------- under functional transforms
 
 
-@torch.compiler.assume_constant_result  # torch.compile enters transforms while tracing, and guards on them
+# A constant to torch.compile, which enters transforms while tracing and guards on them.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _transformed() -> bool:
     """Whether vmap, torch.func.grad, jvp or forward-mode differentiation is under way: kernels see none of them."""
     return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0

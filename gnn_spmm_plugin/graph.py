@@ -437,7 +437,7 @@ class Graph:
         if A.layout == torch.sparse_coo:
             dst, src = A._indices()
             graph = cls._from_pair(dst, src, num_dst, num_src)
-            values = A.values() if A.is_coalesced() else _StoredValues.apply(A)  # type: ignore[no-untyped-call]
+            values = A.values() if A.is_coalesced() else _StoredValues.apply(A)
         elif A.layout == torch.sparse_csr:
             graph, values = cls.from_csr(A.crow_indices(), A.col_indices(), num_src), A.values()
         else:

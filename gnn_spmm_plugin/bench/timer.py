@@ -34,7 +34,7 @@ def time_calls(fn: Callable[[], Any], device: str, repeat: int, warmup: int = 3,
     start_of_all = time.perf_counter()
     while len(times) < repeat and (len(times) < 3 or time.perf_counter() - start_of_all < patience):
         if device == "cuda":
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             torch.cuda.synchronize()
             start.record()
             fn()

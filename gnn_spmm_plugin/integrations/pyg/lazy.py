@@ -319,7 +319,7 @@ class LazyMessage(Tensor):
             return self.pending.materialize()
         if self.attached is None:
             with torch.enable_grad():
-                self.attached = _Attach.apply(self)  # type: ignore[no-untyped-call]
+                self.attached = _Attach.apply(self)
         assert self.attached is not None
         return self.attached
 
@@ -386,6 +386,6 @@ class _Attach(torch.autograd.Function):
 def wrap(pending: Pending) -> LazyMessage:
     """The tensor that stands for `pending`."""
     if pending.linked and pending.requires_grad and torch.is_grad_enabled():
-        linked: LazyMessage = _Link.apply(pending, pending.src, *pending.factors)  # type: ignore[no-untyped-call]
+        linked: LazyMessage = _Link.apply(pending, pending.src, *pending.factors)
         return linked
     return LazyMessage.make(pending)
