@@ -61,7 +61,7 @@ class _ScaledSum(torch.autograd.Function):
 
 def _scaled(x: Tensor, scale: Tensor, core: Core, flipped: bool, plan: Plan | None) -> Tensor:
     if _needs_grad(x, None):
-        return _ScaledSum.apply(x, scale, core, flipped, plan)
+        return _ScaledSum.apply(x, scale, core, flipped, plan)  # type: ignore[no-any-return]
     return _scaled_raw(x, scale, core, flipped, plan)
 
 
