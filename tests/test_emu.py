@@ -13,7 +13,7 @@ EMU = Path(__file__).parent / "emu"
 ROOT = EMU.parents[1]
 INCLUDES = [EMU, EMU / "include", ROOT / "cuda_src"]
 FLAGS = [
-    *("-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"),
+    *("-std=c++17", "-O1", "-g1", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"),
     *("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
 ]
 
