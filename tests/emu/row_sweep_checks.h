@@ -98,8 +98,13 @@ std::unique_ptr<Results<T, Index>> sweep(const char* name, RowSweep p, Outputs w
     expect(same_bits(first->arg, other->arg), "%s, width %d, %d heads: other positions %s", name,
            p.width, p.heads, how);
   };
+  again("cold, reverse", nullptr, Order::kReverse);
   again("cold, shuffled", nullptr, Order::kShuffled);
-  if (items.num_items > 0) again("warm, reverse", &items, Order::kReverse);
+  if (items.num_items > 0) {
+    again("warm, forward", &items, Order::kForward);
+    again("warm, reverse", &items, Order::kReverse);
+    again("warm, shuffled", &items, Order::kShuffled);
+  }
   return first;
 }
 
