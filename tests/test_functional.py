@@ -350,7 +350,7 @@ def test_edge_softmax(device: str, heads: int | None, dtype: torch.dtype) -> Non
             grad = values(shape, dtype, 2, device=device)
             (found,) = torch.autograd.grad(p, logits, grad)
             (wanted,) = torch.autograd.grad(expected, wide, grad.double())
-            assert torch.allclose(found.double(), wanted, rtol=8 * eps + exp_error, atol=64 * eps)
+            assert torch.allclose(found.double(), wanted, rtol=8 * eps + exp_error, atol=1024 * eps)
             if e.num_edges and heads != 0:
                 total = p.double().new_zeros(g.num_dst, *shape[1:]).index_add(0, g.edge_index()[1], p.detach().double())
                 full = g.in_degree() > 0
