@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import csv
+import importlib.metadata
 import math
 import platform
+import subprocess
+import time
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -122,6 +126,45 @@ def run(
         "gpu": torch.cuda.get_device_name() if device == "cuda" else None,
         "rows": rows,
     }
+
+
+def environment() -> dict[str, str]:
+    """What a measurement depends on besides its command: for the head of a CSV file."""
+    found = {
+        "date": time.strftime("%Y-%m-%d"),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+        "torch": torch.__version__,
+        "cuda": str(torch.version.cuda),
+        "threads": str(torch.get_num_threads()),
+        "package": f"gnn_spmm_plugin {importlib.metadata.version('gnn-spmm-plugin')}"
+        if _installed()
+        else "source tree",
+        "commit": _commit(),
+    }
+    try:
+        import torch_geometric
+
+        found["torch_geometric"] = torch_geometric.__version__
+    except ImportError:
+        pass
+    return found
+
+
+def _installed() -> bool:
+    try:
+        importlib.metadata.version("gnn-spmm-plugin")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _commit() -> str:
+    folder = Path(__file__).parent
+    try:
+        done = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=folder, capture_output=True, text=True)
+    except OSError:
+        return "unknown"
+    return done.stdout.strip() or "unknown"
 
 
 def _call(fn: Contender, x: Tensor, which: str) -> Callable[[], Any]:
