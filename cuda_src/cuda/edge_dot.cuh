@@ -36,7 +36,7 @@ template <typename T, typename Index, int kVec, Pick kPick>
 __global__ void __launch_bounds__(kThreads) edge_dot(EdgeDotArgs<T, Index> p) {
   using Acc = acc_t<T>;
   constexpr int kRun = 16;                             // edges a group
-  constexpr int kUnroll = sizeof(Index) == 4 ? 4 : 2;  // of them in flight
+  constexpr int kUnroll = sizeof(Index) == 4 ? 4 : 1;  // of them in flight
   const int lanes = 1 << p.log_lanes, lane = int(threadIdx.x) & (lanes - 1);
   const int64_t group = (int64_t(blockIdx.x) * kThreads + threadIdx.x) >> p.log_lanes;
   const int64_t first = group * kRun, end = first + kRun < p.edges ? first + kRun : p.edges;

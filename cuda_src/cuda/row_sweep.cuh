@@ -185,8 +185,8 @@ struct SumOp : AddOp<T, Index, kVec, kFold> {
   static constexpr bool kByHead = kWeighting == Weighting::kHeads;
   static constexpr int kUnroll = kByHead && kFold == 2 ? 2 : 4;
   static constexpr bool kPlain = kWeighting == Weighting::kNone || kWeighting == Weighting::kScalar;
-  static constexpr int kBlocks = kVec == 4 && sizeof(T) == 4 && kFold == 1 && kPlain ? 6
-                                 : kVec == 8 ? (kFold == 1 ? 3 : 2)
+  static constexpr int kBlocks = kVec == 4 && sizeof(T) == 4 && kPlain ? (kFold == 1 ? 6 : 3)
+                                 : kVec == 8                           ? (kFold == 1 ? 3 : 2)
                                  : kPlain && sizeof(T) <= 4 && sizeof(Index) == 4 ? 4
                                                                                   : 2;
 
