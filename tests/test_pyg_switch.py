@@ -427,6 +427,28 @@ def test_checkpointed_layers(device: str) -> None:
             assert_same(outputs_and_gradients(m, call, x), expected)
 
 
+@pytest.mark.parametrize("name", ["FeaStConv", "ResGatedGraphConv", "FiLMConv", "CGConv", "GATv2Conv"])
+def test_checkpointed_layers_that_stop_trying(device: str, name: str) -> None:
+    """Nothing may change between a forward pass and its repetition: a checkpoint matches saved tensors by position."""
+    from gnn_spmm_plugin.integrations.pyg.records import PATIENCE
+
+    x, edge_index = data(device)
+    torch.manual_seed(0)
+    layers = [tg.CGConv(F), tg.CGConv(F)] if name == "CGConv" else [getattr(tg, name)(F, F), tg.SAGEConv(F, F)]
+    m = nn.ModuleList(layers).double().to(device)
+
+    def call(x: Tensor) -> Tensor:
+        def both(x: Tensor) -> Tensor:
+            return m[1](m[0](x, edge_index).tanh() + x, edge_index)  # type: ignore[no-any-return]
+
+        return torch.utils.checkpoint.checkpoint(both, x, use_reentrant=False)
+
+    expected = outputs_and_gradients(m, call, x.double())
+    with gsp.patch_pyg():
+        for _ in range(PATIENCE + 2):
+            assert_same(outputs_and_gradients(m, call, x.double()), expected)
+
+
 def test_module_hooks_and_propagate_hooks(device: str) -> None:
     x, edge_index = data(device)
     seen: list[str] = []

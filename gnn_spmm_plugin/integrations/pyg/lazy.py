@@ -83,7 +83,7 @@ class Pending:
         self.rows: Tensor | None = None
         self.parent: Pending | None = None  # for a view of other messages: whose, and how it was made
         self.via: Callable[[Tensor], Tensor] | None = None
-        self.hooks = _saved_tensor_hooks()
+        self.hooks = saved_tensor_hooks()
         self.zeros: Any = None  # (weak reference to the last tensor made by new_zeros, its version)
 
     @property
@@ -130,7 +130,7 @@ class Pending:
             else:
                 self.check()
                 with torch.set_grad_enabled(torch.is_grad_enabled() or self.requires_grad):
-                    if _saved_tensor_hooks() == self.hooks:
+                    if saved_tensor_hooks() == self.hooks:
                         self.rows = self._gather_rows()
                     else:  # the hooks of a checkpoint that began since are not meant for what came before
                         with torch.autograd.graph.saved_tensors_hooks(_same, _same):
@@ -268,7 +268,8 @@ class Pending:
         return 1 if self.dim == 0 else 0
 
 
-def _saved_tensor_hooks() -> Any:
+def saved_tensor_hooks() -> Any:
+    """The hooks that are on for tensors saved for the backward, as those of a checkpoint; None without."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True)
 
 
