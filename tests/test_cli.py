@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import io
 import json
 import pickle
 import subprocess
@@ -165,6 +167,8 @@ BAD: list[tuple[str, Callable[[Path], None], str]] = [
     ("lengths.npz", archive(row=[1, 2], col=[1]), "vectors of one length"),
     ("nodes.npz", archive(edge_index=[[0, 1, 2], [1, 2, 3]], num_nodes=3), "num_nodes is 3"),
     ("matrix.npz", archive(indptr=[0, 5], indices=[1]), "no compressed matrix"),
+    ("wraps.npz", archive(indptr=np.array([0, 3, 1, 2], np.uint64), indices=[1, 0]), "no compressed matrix"),
+    ("header.npy", text(b"\x93NUMPY\x01\x00\x12\x00{'descr': '<i8', ("), "no readable NumPy file"),
     ("empty.csv", text(""), "no edges"),
     ("header.csv", text("src,dst\n"), "no edges"),
     ("columns.csv", text("src,dst\n1,2\n3,4,5\n"), "line 3: expected 2 columns"),
@@ -227,6 +231,27 @@ def test_whatever_is_in_the_file(suffix: str, content: bytes, tmp_path_factory: 
     except EdgeFileError as e:
         assert str(path) in str(e)
     else:
+        assert edge_index.shape[0] == 2 and 0 <= int(edge_index.min()) and int(edge_index.max()) < num_nodes
+
+
+def _saved_edges(save: Any) -> bytes:
+    file = io.BytesIO()
+    save(file, np.arange(40).reshape(2, 20) % 7)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(("suffix", "save"), [(".npy", np.save), (".npz", np.savez), (".npz", np.savez_compressed)])
+@given(changes=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=8))
+def test_whatever_happened_to_a_file(
+    suffix: str, save: Any, changes: list[tuple[int, int]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    content = bytearray(_saved_edges(save))
+    for where, value in changes:
+        content[where % len(content)] = value
+    path = tmp_path_factory.getbasetemp() / f"changed{suffix}"
+    path.write_bytes(content)
+    with contextlib.suppress(EdgeFileError):
+        edge_index, num_nodes = read_edges(path)
         assert edge_index.shape[0] == 2 and 0 <= int(edge_index.min()) and int(edge_index.max()) < num_nodes
 
 
