@@ -532,7 +532,7 @@ def spmm(
             dtype = torch.promote_types(x.dtype, weight.dtype)
             x, weight = x.to(dtype), weight.to(dtype)
         if weight.dim() == 2 and weight.shape[1] == 0:
-            weight = None  # no heads, no columns
+            x, weight = x + weight.sum().to(x.dtype), None  # no heads, no columns: a gradient, though empty, flows
     if _transformed():
         return _plain_spmm(graph, x, weight, reduce, tie, return_arg)
     shape = x.shape[1:]
@@ -594,7 +594,7 @@ def sddmm(graph: Graph, a_dst: Tensor, b_src: Tensor) -> Tensor:
         return _dot(graph._core, graph._flipped, a_dst, b_src, 0)
     heads = a_dst.shape[1]
     if heads == 0:
-        return a_dst.new_zeros(graph.num_edges, 0)
+        return a_dst.new_zeros(graph.num_edges, 0) + (a_dst.sum() + b_src.sum())
     return _dot(graph._core, graph._flipped, a_dst.flatten(1), b_src.flatten(1), heads)
 
 
@@ -619,7 +619,7 @@ def edge_softmax(graph: Graph, logits: Tensor) -> Tensor:
     if _transformed():
         return _plain(reference.edge_softmax, graph, logits).to(logits.dtype)  # type: ignore[no-any-return]
     if logits.dim() == 2 and logits.shape[1] == 0:
-        return logits.clone()
+        return logits.softmax(0)
     logits = logits.contiguous()
     if _needs_grad(logits, None):
         return _EdgeSoftmax.apply(logits, graph._core, graph._flipped)  # type: ignore[no-any-return]

@@ -460,6 +460,23 @@ def test_second_derivatives_of_softmax_of_almost_nothing(device: str, name: str,
     assert again.shape == logits.shape
 
 
+@pytest.mark.parametrize("reduce", REDUCES)
+def test_gradients_without_heads(device: str, reduce: str) -> None:
+    """They are empty, but exist."""
+    g = NAMED["shuffled"].graph(device)
+    x = torch.zeros(g.num_src, 0, 4, device=device, requires_grad=True)
+    y = torch.zeros(g.num_dst, 0, 4, device=device, requires_grad=True)
+    weight = torch.zeros(g.num_edges, 0, device=device, requires_grad=True)
+    for out, leaves in (
+        (gsp.spmm(g, x, weight, reduce), (x, weight)),
+        (gsp.spmm(g, x.detach(), weight, reduce), (weight,)),
+        (gsp.sddmm(g, y, x), (y, x)),
+        (gsp.edge_softmax(g, weight), (weight,)),
+    ):
+        assert isinstance(out, torch.Tensor)
+        assert [t.shape for t in torch.autograd.grad(out.sum(), leaves)] == [t.shape for t in leaves]
+
+
 def test_backward_twice(device: str) -> None:
     g = gsp.Graph.from_edge_index(torch.tensor([[0], [1]], device=device), 2)
     for reduce in REDUCES:

@@ -388,6 +388,9 @@ def test_aggregation_alone(device: str) -> None:
         torch.testing.assert_close(aggr(x[:, order], ptr=ptr), expected)
     with pytest.raises(ValueError, match="index must have shape"):
         aggr(x, index[:3])
+    for wrong in ([0, 3, 2, 7], [2, 3, 7], [0, 3, 6], [0, 3, 9], [0.0, 3, 7], [[0, 7]], []):
+        with pytest.raises(ValueError, match="ptr must"):
+            aggr(x, ptr=torch.tensor(wrong, device=device), dim=1)
     with pytest.raises(ValueError, match="reduce must be one of"):
         gsp.nn.SpMMAggregation("median")
 

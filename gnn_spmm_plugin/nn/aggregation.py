@@ -69,6 +69,7 @@ class SpMMAggregation(Aggregation):
             raise ValueError("SpMMAggregation needs index or ptr")
         if index is None:
             assert ptr is not None
+            _check_borders(ptr, x.shape[dim])
             sizes = ptr[1:] - ptr[:-1]
             sets = torch.arange(sizes.shape[0], dtype=ptr.dtype, device=ptr.device)
             index = sets.repeat_interleave(sizes, output_size=x.shape[dim])
@@ -86,6 +87,19 @@ class SpMMAggregation(Aggregation):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.reduction}, tie={self.tie})"
+
+
+def _check_borders(ptr: Tensor, count: int) -> None:
+    if ptr.dim() != 1 or ptr.shape[0] == 0 or ptr.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"ptr must have shape [num_sets + 1], int32 or int64, got {list(ptr.shape)} {ptr.dtype}")
+    if torch.compiler.is_compiling():
+        return
+    # repeat_interleave would take it at its word, and on CUDA write past the end.
+    if not bool((ptr[0] == 0) & (ptr[-1] == count) & (ptr[1:] >= ptr[:-1]).all()):
+        raise ValueError(
+            f"ptr must start at 0, never decrease and end at the number of elements, {count}; got {ptr.tolist()[:8]}"
+            + ("" if ptr.shape[0] <= 8 else f" ... {int(ptr[-1])}")
+        )
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
