@@ -60,8 +60,8 @@ class Csr:
         self.plans: dict[Any, Any] = {}  # the others, by what was asked for
         self.uses = 0  # calls so far, until the default plan is upgraded
         self._inverse_degree: dict[torch.dtype, Tensor] = {}
-        # (weak reference to the caller's weight, its version, the copy in row order, one in the caller's to compare)
-        self._weights: tuple[weakref.ref[Tensor], int, Tensor, Tensor | None] | None = None
+        # (weak reference to the caller's weight, its state, the copy in row order, one in the caller's to compare)
+        self._weights: tuple[weakref.ref[Tensor], Any, Tensor, Tensor | None] | None = None
         self._pinned: list[Tensor] = []  # read by a captured CUDA graph: never freed before the graph
 
     def degree(self) -> Tensor:
@@ -97,8 +97,8 @@ class Csr:
         cacheable = not (weight.requires_grad or weight.is_inference())
         compare = not weight.is_cuda or (verify_always() and not in_capture)
         if cacheable and self._weights is not None:
-            ref, version, kept, original = self._weights
-            same = ref() is weight and version == weight._version
+            ref, then, kept, original = self._weights
+            same = ref() is weight and then == state(weight)
             if same and (not compare or (original is not None and unchanged(original, weight))):
                 if in_capture:
                     self._pinned.append(kept)
@@ -106,7 +106,7 @@ class Csr:
         counters["weight_permutes"] += 1
         kept = weight.index_select(0, self.perm)
         if cacheable and not in_capture:  # what a capture allocates belongs to its CUDA graph
-            self._weights = (weakref.ref(weight), weight._version, kept, weight.clone() if compare else None)
+            self._weights = (weakref.ref(weight), state(weight), kept, weight.clone() if compare else None)
         return kept
 
     def in_caller_order(self, per_edge: Tensor) -> Tensor:
@@ -163,6 +163,14 @@ class Core:
                     self.transpose = _transpose(self.csr)
                     self.csr.coo = None
         return self.transpose
+
+
+def state(t: Tensor) -> Any:
+    """What another value of the same tensor object shows in: its version and, where ``.data`` was exchanged, the rest.
+
+    ``module.double()`` exchanges the ``.data`` of a parameter, which its version does not tell.
+    """
+    return t._version, t.dtype, t.shape, t.data_ptr()
 
 
 def unchanged(kept: Tensor, now: Tensor) -> bool:
@@ -560,15 +568,20 @@ class Graph:
         """Checks every index array again (they were checked when the graph was made); returns the graph.
 
         Raises:
-            IndexError or ValueError: something was written into the graph's own arrays.
+            IndexError, TypeError or ValueError: something was written into the graph's own arrays, or it was unpickled
+                from a file that somebody changed.
         """
         for csr in (self._core.csr, self._core.transpose):
             if csr is not None:
                 Graph.from_csr(csr.rowptr, csr.col, csr.num_cols)
-                if csr.perm is not None:
-                    ids = torch.arange(csr.perm.shape[0], dtype=csr.perm.dtype, device=csr.perm.device)
-                    if not torch.equal(csr.perm.sort().values, ids):
-                        raise ValueError("the edge permutation of the graph is no permutation")
+                _check_arrays(csr)
+        a, b = self._core.csr, self._core.transpose
+        if b is not None:
+            same_dst = torch.equal(a.in_caller_order(a.rows()), b.in_caller_order(b.col))
+            if not same_dst or not torch.equal(a.in_caller_order(a.col), b.in_caller_order(b.rows())):
+                raise ValueError("the transposed graph has other edges than the graph")
+        if self._weight is not None:
+            check_weight(self, self._weight)
         return self
 
     # ------------------------------------------------------------------ making others from it
@@ -633,6 +646,21 @@ class Graph:
         from .functional import spmm  # the one place that looks forward: sugar for the operator
 
         return spmm(self, x, reduce=reduce, **kwargs)  # type: ignore[return-value]
+
+
+def _check_arrays(csr: Csr) -> None:
+    """Raises ValueError unless the arrays fit each other and `perm` orders each row as the caller's edges."""
+    for t in csr.arrays():
+        if t.dtype != csr.col.dtype or t.device != csr.col.device or not t.is_contiguous():
+            raise ValueError("the arrays of the graph must be contiguous, and of one dtype and device")
+    if csr.perm is None:
+        return
+    ids = torch.arange(csr.col.shape[0], dtype=csr.perm.dtype, device=csr.perm.device)
+    if not torch.equal(csr.perm.sort().values, ids):
+        raise ValueError("the edge permutation of the graph is no permutation of its edges")
+    rows = csr.rows()
+    if bool(((csr.perm[1:] < csr.perm[:-1]) & (rows[1:] == rows[:-1])).any()):
+        raise ValueError("the edge permutation of the graph does not keep the order of edges within a row")
 
 
 def _unpickle(rowptr: Tensor, col: Tensor, perm: Tensor | None, num_src: int, weight: Tensor | None) -> Graph:

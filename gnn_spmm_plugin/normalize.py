@@ -19,7 +19,7 @@ from . import _native
 from ._config import counters, verify_always
 from ._native import accumulation_dtype
 from .functional import _check_features, _half, _launch, _needs_grad, _plan_by_policy, _rows_first, _transformed, spmm
-from .graph import Core, Csr, Graph, _index_dtype, _refuse_capture, _rowptr, check_weight, unchanged
+from .graph import Core, Csr, Graph, _index_dtype, _refuse_capture, _rowptr, check_weight, state, unchanged
 from .plan import Plan
 
 
@@ -210,14 +210,14 @@ def gcn_norm(
     # counter, it is compared with a copy, as implicit graphs are; on CUDA only under GSP_LOG=verify.
     derived, key = graph._core.derived, f"gcn_weighted{graph._flipped:d}{add_self_loops:d}{improved:d}_{str(dtype)[6:]}"
     compare = not weight.is_cuda or verify_always()
-    kept: tuple[weakref.ref[Tensor], int, Tensor, Tensor | None] | None = derived.get(key)
-    same = kept is not None and kept[0]() is weight and kept[1] == weight._version
+    kept: tuple[weakref.ref[Tensor], Any, Tensor, Tensor | None] | None = derived.get(key)
+    same = kept is not None and kept[0]() is weight and kept[1] == state(weight)
     if kept is None or not same or (compare and (kept[3] is None or not unchanged(kept[3], weight))):
         _refuse_capture("gnn_spmm_plugin would have to normalise edge weights")
         with _building():
             constant = weight.detach()
             made = _weighted(graph, constant, dtype, add_self_loops, improved).edge_weight(dtype)
-            kept = weakref.ref(weight), weight._version, made, constant.clone() if compare else None
+            kept = weakref.ref(weight), state(weight), made, constant.clone() if compare else None
         setattr(derived, key, kept)
     return Normalized(with_self_loops(graph).graph if add_self_loops else graph, kept[2], None)
 

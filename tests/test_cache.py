@@ -542,6 +542,27 @@ def test_writes_into_weights_that_pass_by_the_version_counter(device: str, monke
         assert torch.allclose(gsp.spmm(g, x, weight), reference.spmm(g, x, weight)[0], atol=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["dtype", "heads", "no heads", "value"])
+def test_weights_whose_data_is_exchanged(device: str, kind: str) -> None:
+    """As module.double() does with a frozen parameter: the same object and version."""
+    g = NAMED["shuffled"].graph(device)
+    x = values((37, 4), torch.float32, 1, device=device)
+    ones = torch.ones(211, device=device)
+    old = ones.unsqueeze(1).expand(211, 4).contiguous() if kind == "no heads" else ones
+    new = {
+        "dtype": ones.double(),
+        "heads": ones.unsqueeze(1).expand(211, 4).contiguous(),
+        "no heads": ones,
+        "value": torch.rand(211, device=device),
+    }[kind]
+    weight = torch.nn.Parameter(old, requires_grad=False)
+    for _ in range(2):
+        gsp.spmm(g, x, weight)
+    weight.data = new
+    out = gsp.spmm(g, x, weight)
+    assert out.dtype == new.dtype and torch.allclose(out, reference.spmm(g, x, weight)[0], atol=1e-5)
+
+
 def test_weights_in_reused_memory(device: str) -> None:
     g = NAMED["shuffled"].graph(device)
     x = values((37, 4), torch.float32, 1, device=device)

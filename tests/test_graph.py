@@ -400,6 +400,42 @@ def test_validate_finds_writes(device: str) -> None:
             g.validate()
 
 
+def test_validate_finds_changed_pickles() -> None:
+    g = NAMED["shuffled"].graph()
+    make, (rowptr, col, perm, num_cols, _) = g.__reduce__()
+    assert perm is not None
+    whole = {"rowptr": rowptr, "col": col, "perm": perm, "num_src": num_cols, "weight": None}
+    assert make(**whole).validate() is not None
+    for change, match in (
+        ({"perm": torch.cat([perm, perm.new_tensor([len(perm)])])}, "permutation"),
+        ({"perm": perm[perm < len(perm) - 1]}, "permutation"),
+        ({"perm": perm.flip(0)}, "order of edges"),
+        ({"perm": perm.long()}, "one dtype"),
+        ({"perm": perm.float()}, "one dtype"),
+        ({"col": col.long()}, "one dtype"),
+        ({"col": col.repeat_interleave(2)[::2]}, "contiguous"),
+        ({"col": col[:-1]}, "rowptr"),
+        ({"rowptr": rowptr.flip(0)}, "rowptr"),
+        ({"num_src": 3}, "source"),
+        ({"num_src": -3}, "negative"),
+        ({"weight": torch.rand(3)}, "weight"),
+        ({"weight": torch.arange(g.num_edges)}, "floating point"),
+    ):
+        with pytest.raises((IndexError, TypeError, ValueError), match=match):
+            make(**(whole | change)).validate()
+
+
+def test_validate_compares_the_transpose(device: str) -> None:
+    for name, e in NAMED.items():
+        g = e.graph(device)
+        _ = g.T.col
+        assert g.validate() is g and g.T.validate() is g.T, name
+    g = NAMED["shuffled"].graph(device)
+    g.T.col.copy_(g.T.col.flip(0).clone())
+    with pytest.raises(ValueError, match="transposed"):
+        g.validate()
+
+
 def test_transpose_is_built_once_by_many_threads(device: str) -> None:
     e = NAMED["hub"]
     for _ in range(5):
