@@ -449,6 +449,57 @@ def test_checkpointed_layers_that_stop_trying(device: str, name: str) -> None:
             assert_same(outputs_and_gradients(m, call, x.double()), expected)
 
 
+class Doubled(torch.autograd.Function):
+    """Does not look at its input, so a lazy one stays lazy."""
+
+    @staticmethod
+    def forward(ctx: Any, t: Tensor) -> Tensor:
+        return t * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * 2
+
+
+@pytest.mark.parametrize("where", ["layer", "class", "aggregation"])
+def test_methods_that_are_exchanged_later(device: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mine(tg.SAGEConv):  # type: ignore[misc]
+        pass
+
+    x, edge_index = data(device)
+    conv = Mine(F, F).to(device)
+
+    def exchange() -> None:
+        if where == "layer":
+            conv.message = lambda x_j: Doubled.apply(x_j)
+        elif where == "class":
+            monkeypatch.setattr(tg.SAGEConv, "message", lambda self, x_j: Doubled.apply(x_j))
+        else:
+            old = conv.aggr_module.forward
+            conv.aggr_module.forward = lambda *args, **kwargs: old(*args, **kwargs) * 2
+
+    with gsp.patch_pyg():
+        before = conv(x, edge_index)
+        exchange()
+        got = outputs_and_gradients(conv, lambda x: conv(x, edge_index), x)
+    expected = outputs_and_gradients(conv, lambda x: conv(x, edge_index), x)
+    assert_same(got, expected)
+    assert not torch.allclose(got[0], before.detach())
+
+
+@pytest.mark.parametrize("factor", [float("inf"), float("nan")])
+def test_gradients_of_nodes_without_edges(device: str, factor: float) -> None:
+    x, edge_index = data(device)
+    layer = Custom(lambda x, w: x * factor)
+    edge_index = edge_index % (N - 2)
+    expected = outputs_and_gradients(layer, lambda x: layer(x, edge_index), x)
+    with gsp.patch_pyg():
+        got = outputs_and_gradients(layer, lambda x: layer(x, edge_index), x)
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b, equal_nan=True)
+    assert any((t[-2:] == 0).all() for t in got if t.shape == x.shape)
+
+
 def test_module_hooks_and_propagate_hooks(device: str) -> None:
     x, edge_index = data(device)
     seen: list[str] = []

@@ -109,7 +109,7 @@ class Pending:
             what = next(
                 name
                 for name, a, b in zip(
-                    ("the features", "edge_index", *("an edge weight" for _ in self.factors)),
+                    ("the features", "edge_index", *("edge weights" for _ in self.factors)),
                     now,
                     self.versions,
                     strict=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 import operator
 import weakref
@@ -191,7 +192,8 @@ def _multiply(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return NotImplemented
     a.pending.check()
     if isinstance(b, numbers.Real):
-        return a.pending.per_node(operator.mul, b)
+        # A node without edges has the gradient 0, but 0 * inf is NaN.
+        return a.pending.per_node(operator.mul, b) if math.isfinite(b) else NotImplemented
     return a.pending.scaled(b) if isinstance(b, Tensor) else NotImplemented
 
 

@@ -41,7 +41,8 @@ class Record:
         missed: how often a message tensor was written as PyG does, by reason.
         strict: raise instead of leaving an operation to PyG.
         gathers: how they ended, by the shape of a message and its dimension.
-        trusted: whether all code that sees the messages is PyG's own; None while unknown.
+        trusted: whether all code that sees the messages is PyG's own, between what that was found for; None while
+            unknown.
     """
 
     __slots__ = ("__weakref__", "calls", "fused", "gathers", "missed", "name", "strict", "trusted")
@@ -52,7 +53,7 @@ class Record:
         self.fused: Counter[str] = Counter()
         self.missed: Counter[str] = Counter()
         self.gathers: dict[Any, Gathers] = {}
-        self.trusted: tuple[Any, bool] | None = None
+        self.trusted: tuple[Any, bool, tuple[Any, ...]] | None = None
 
     def miss(self, reason: str) -> None:
         """Counts an operation that is left to PyG.

@@ -128,13 +128,15 @@ _METHODS = ("message", "aggregate", "update", "edge_update", "explain_message")
 
 def _trusted(layer: Any, record: Record) -> bool:
     """Whether only PyG's own code sees the messages of `layer`, which neither hides nor keeps them."""
-    if any(layer.__dict__.get(name) for name in _HOOKS):
+    attributes = layer.__dict__
+    if any(attributes.get(name) for name in _HOOKS) or any(name in attributes for name in _METHODS):
         return False
-    if record.trusted is None or record.trusted[0] is not layer.aggr_module:
-        own = all(getattr(layer, name).__module__.startswith("torch_geometric.") for name in _METHODS)
+    methods = tuple(getattr(type(layer), name) for name in _METHODS)
+    if record.trusted is None or record.trusted[0] is not layer.aggr_module or record.trusted[2] != methods:
+        own = all(m.__module__.startswith("torch_geometric.") for m in methods)
         inner = () if layer.aggr_module is None else layer.aggr_module.modules()
         own = own and all(type(m).__module__.startswith(("torch_geometric.", "torch.")) for m in inner)
-        record.trusted = (layer.aggr_module, own)
+        record.trusted = (layer.aggr_module, own, methods)
     return record.trusted[1]
 
 
@@ -155,6 +157,7 @@ def _aggregate(
         return original(self, x, index=index, ptr=ptr, dim_size=dim_size, dim=dim, **kwargs)
     p: Pending = x.pending  # type: ignore[attr-defined]
     hooked = self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks
+    hooked = hooked or "forward" in self.__dict__
     vector = None if index is None else aggregate.index_vector(p, dim, index, expanded=False)
     result: Any = None
     if (
