@@ -10,7 +10,7 @@ log = logging.getLogger("gnn_spmm_plugin")
 #: The environment variables that are read, and what they do. Arguments win over them.
 ENVIRONMENT = {
     "GSP_KERNEL": "name of the kernel that every plan must use (see gsp.kernels())",
-    "GSP_MODE": "plan life-cycle: auto | cold | warm | tune",
+    "GSP_MODE": "plan life-cycle: auto | cold | warm",
     "GSP_LOG": "info | debug: log to stderr; verify: compare cached graphs with their edge_index on every use",
     "GSP_DISABLE": "1: the PyG and DGL integrations do nothing",
     "GSP_REQUIRE": "tests only: comma list of gpu, pyg, dgl whose absence is then a failure instead of a skip",

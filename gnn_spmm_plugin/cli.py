@@ -35,6 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit code."""
     args = _parser().parse_args(argv)
     try:
+        for name in ("json", "csv"):
+            _writable(getattr(args, name, None))
         return int(args.run(args) or 0)
     except (UsageError, EdgeFileError) as e:
         print(f"gnn-spmm {args.command}: {e}", file=sys.stderr)
@@ -114,6 +116,17 @@ def _positive(value: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number, 1 or more, got {value!r}")
     return number
+
+
+def _writable(path: str | None) -> None:
+    """Complains about an output before the work starts instead of after it."""
+    if path is None or path == "-":
+        return
+    folder = Path(path).parent
+    if not folder.is_dir():
+        raise UsageError(f"{path} cannot be written: there is no folder {folder}")
+    if Path(path).is_dir() or not os.access(path if Path(path).exists() else folder, os.W_OK):
+        raise UsageError(f"{path} cannot be written")
 
 
 def _device(name: str | None) -> str:
@@ -213,9 +226,9 @@ def _info(args: argparse.Namespace) -> None:
     print()
     print("kernels")
     for kernel in result["kernels"]:
-        print(f"  {kernel['name']}  {'available' if kernel['available'] else 'not available'}: {kernel['summary']}")
-        for reason in kernel["reasons"]:
-            print(f"    because {reason}")
+        state = "available" if kernel["available"] else f"not available ({'; '.join(kernel['reasons'])})"
+        print(f"  {kernel['name']}  {kernel['device']}, {state}")
+        print(f"    {kernel['summary']}")
     write_json(args.json, result)
 
 
@@ -294,7 +307,7 @@ def _report(args: argparse.Namespace) -> None:
                     p.mode,
                     f"{p.build_seconds * 1e3:.2f} ms",
                     f"{p.nbytes():,}",
-                    "; ".join(" ".join(r.split()) for r in p.reasons),
+                    "; ".join(" ".join(r.split()) for r in p.reasons) or f"the kernel for {device}",
                 ]
                 for w, p in zip(args.width, plans, strict=True)
             ],

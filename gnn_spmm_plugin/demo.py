@@ -28,6 +28,9 @@ from .data import Dataset
 #: Steps whose memory is looked at: the first builds graph and plan, the second warms the plan, the third is steady.
 _MEMORY_STEPS = 3
 
+#: Steps that one training takes before it is the other's turn: what else the machine does then slows both.
+_TURN = 10
+
 
 @dataclass(frozen=True)
 class Run:
@@ -63,15 +66,22 @@ def run(dataset: Dataset, devices: list[str], epochs: int = 200, seed: int = 0, 
     """
     if epochs <= _MEMORY_STEPS:
         raise ValueError(f"epochs must be more than {_MEMORY_STEPS}, got {epochs}")
-    runs, differences = [], {}
+    load = os.getloadavg()[0]  # of the minute before: what this command adds itself is not in it
+    runs: list[Run] = []
+    differences = {}
     for device in devices:
         batch = _Batch(dataset, device)
-        pair = []
-        for accelerated in (False, True):
-            model, result = _train(batch, device, accelerated, epochs, seed, hidden)
-            runs.append(result)
-            pair.append(model)
-        differences[device] = _difference(pair[0], batch)
+        gsp.clear_cache()
+        pair = [_Training(batch, device, accelerated, seed, hidden) for accelerated in (False, True)]
+        for training in pair:
+            training.first_steps()
+        done = _MEMORY_STEPS
+        for _ in progress(range(done, epochs, _TURN), -(-(epochs - done) // _TURN), f"both on {device}"):
+            for training in pair:
+                training.timed_steps(min(_TURN, epochs - done))
+            done = min(done + _TURN, epochs)
+        runs += [training.result() for training in pair]
+        differences[device] = _difference(pair[0].model, batch)
     return {
         "dataset": dataset.name,
         "real_features": dataset.real,
@@ -83,6 +93,8 @@ def run(dataset: Dataset, devices: list[str], epochs: int = 200, seed: int = 0, 
         "seed": seed,
         "hidden": hidden,
         "threads": torch.get_num_threads(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "load": load,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "gpu": torch.cuda.get_device_name() if "cuda" in devices else None,
@@ -120,44 +132,69 @@ def _model(width: int, hidden: int, classes: int) -> torch.nn.Module:
     return GCN()
 
 
-def _train(
-    batch: _Batch, device: str, accelerated: bool, epochs: int, seed: int, hidden: int
-) -> tuple[torch.nn.Module, Run]:
-    torch.manual_seed(seed)
-    gsp.clear_cache()
-    model = _model(batch.x.shape[1], hidden, batch.num_classes).to(device)
-    if accelerated:
-        gsp.accelerate(model)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=5e-4)
+class _Training:
+    """One of the two trainings. It draws from random numbers of its own, so that both may take turns."""
 
-    def step() -> None:
-        optimizer.zero_grad()
-        out = model(batch.x, batch.edge_index)
-        F.cross_entropy(out[batch.train], batch.y[batch.train]).backward()
-        optimizer.step()
+    def __init__(self, batch: _Batch, device: str, accelerated: bool, seed: int, hidden: int) -> None:
+        torch.manual_seed(seed)
+        self.batch, self.device, self.accelerated = batch, device, accelerated
+        self.model = _model(batch.x.shape[1], hidden, batch.num_classes).to(device)
+        if accelerated:
+            gsp.accelerate(self.model)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01, weight_decay=5e-4)
+        self.model.train()
+        self.times: list[float] = []
+        self.calls, self.seconds = 0, 0.0
+        self._random = self._random_state()
 
-    calls = gsp.stats()["kernel_calls"]
-    start = time.perf_counter()
-    label = f"{device} {'accelerated' if accelerated else 'plain PyG'}"
-    model.train()
+    def _random_state(self) -> tuple[Tensor, Tensor | None]:
+        return torch.get_rng_state(), torch.cuda.get_rng_state() if self.device == "cuda" else None
 
-    def first_steps() -> None:
-        for _ in range(_MEMORY_STEPS):
-            step()
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        cpu, cuda = self._random
+        torch.set_rng_state(cpu)
+        if cuda is not None:
+            torch.cuda.set_rng_state(cuda)
+        calls, start = gsp.stats()["kernel_calls"], time.perf_counter()
+        yield
+        self.seconds += time.perf_counter() - start
+        self.calls += gsp.stats()["kernel_calls"] - calls
+        self._random = self._random_state()
 
-    peak = _peak_memory(first_steps, device)
-    times = []
-    for _ in progress(range(epochs - _MEMORY_STEPS), epochs - _MEMORY_STEPS, label):
-        _synchronize(device)
-        begin = time.perf_counter()
-        step()
-        _synchronize(device)
-        times.append(time.perf_counter() - begin)
-    calls = gsp.stats()["kernel_calls"] - calls
-    seconds = time.perf_counter() - start
-    right = _logits(model, batch).argmax(1)[batch.test] == batch.y[batch.test]
-    accuracy = float(right.float().mean())
-    return model, Run(device, accelerated, accuracy, statistics.median(times) * 1e3, peak, calls, seconds)
+    def _step(self) -> None:
+        self.optimizer.zero_grad()
+        out = self.model(self.batch.x, self.batch.edge_index)
+        F.cross_entropy(out[self.batch.train], self.batch.y[self.batch.train]).backward()
+        self.optimizer.step()
+
+    def first_steps(self) -> None:
+        """Those whose memory is looked at; they are not timed."""
+
+        def steps() -> None:
+            for _ in range(_MEMORY_STEPS):
+                self._step()
+
+        with self._turn():
+            self.peak = _peak_memory(steps, self.device)
+
+    def timed_steps(self, count: int) -> None:
+        """`count` more steps."""
+        with self._turn():
+            for _ in range(count):
+                _synchronize(self.device)
+                begin = time.perf_counter()
+                self._step()
+                _synchronize(self.device)
+                self.times.append(time.perf_counter() - begin)
+
+    def result(self) -> Run:
+        """What was measured."""
+        batch = self.batch
+        right = _logits(self.model, batch).argmax(1)[batch.test] == batch.y[batch.test]
+        median = statistics.median(self.times) * 1e3
+        accuracy = float(right.float().mean())
+        return Run(self.device, self.accelerated, accuracy, median, self.peak, self.calls, self.seconds)
 
 
 def _synchronize(device: str) -> None:
@@ -246,6 +283,8 @@ def report(result: dict[str, Any]) -> None:
         for r in result["runs"]
     ]
     show(["model", "test accuracy", "ms per step", "peak memory", "kernel calls"], rows)
+    if result["load"] > 1.5 * result["cpus"]:
+        print(f"times are rough: the machine is busy (load {result['load']:.1f}, {result['cpus']} CPUs)")
     for device, difference in result["logits_max_abs_difference"].items():
         print(f"largest difference of a logit on {device}, same weights: {difference:.1e}")
     print(
@@ -265,7 +304,8 @@ def _verdict(result: dict[str, Any], plain: dict[str, Any], fast: dict[str, Any]
     if result["edges"] < 100_000:
         why = "the graph is so small that starting operations, and the dense layers, take the time"
     change = "no faster" if gain < 1.05 else f"{gain:.2f} times as fast"
-    return f"{device}: a step is {change}. Little to gain on this graph: {why}. Try --dataset tolokers"
+    other = "" if result["dataset"] == "tolokers" else ". Try --dataset tolokers"
+    return f"{device}: a step is {change}. Little to gain on this graph: {why}{other}"
 
 
 __all__ = ["Run", "report", "run"]

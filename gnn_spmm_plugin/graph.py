@@ -228,9 +228,15 @@ def _own(t: Tensor, dtype: torch.dtype) -> Tensor:
     return t.to(dtype, memory_format=torch.contiguous_format, copy=True)
 
 
+def shape_advice(edge_index: Tensor) -> str:
+    """The shape of what is no ``[2, E]``, and what to do where it is ``[E, 2]``."""
+    advice = "; transpose it: edge_index.t()" if edge_index.dim() == 2 and edge_index.shape[1] == 2 else ""
+    return f"{list(edge_index.shape)}{advice}"
+
+
 def _as_index(t: Any, name: str) -> Tensor:
     if not isinstance(t, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, got {type(t).__name__}")
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(t).__name__}; convert it with torch.as_tensor()")
     if t.dtype not in _INDEX_DTYPES:
         raise TypeError(f"{name} must have dtype torch.int32 or torch.int64, got {t.dtype}; convert it with .long()")
     if t.layout != torch.strided:
@@ -360,7 +366,7 @@ class Graph:
             edge_index = edge_index.as_tensor()
         edge_index = _as_index(edge_index, "edge_index")
         if edge_index.dim() != 2 or edge_index.shape[0] != 2:
-            raise ValueError(f"edge_index must have shape [2, num_edges], got {list(edge_index.shape)}")
+            raise ValueError(f"edge_index must have shape [2, num_edges], got {shape_advice(edge_index)}")
         if flow not in ("source_to_target", "target_to_source"):
             raise ValueError(f"flow must be 'source_to_target' or 'target_to_source', got {flow!r}")
         src, dst = edge_index[0], edge_index[1]

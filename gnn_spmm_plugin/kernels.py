@@ -81,4 +81,6 @@ def for_device(device: torch.device, name: str | None = None) -> Kernel:
     for k in here:
         if k.name == name:
             return k
-    raise ValueError(f"unknown kernel {name!r} for {device.type}; there are {[k.name for k in here]}")
+    elsewhere = "".join(f" (it is one for {k.device})" for k in KERNELS if k.name == name)
+    there_are = ", ".join(k.name for k in here)
+    raise ValueError(f"unknown kernel {name!r} for {device.type}{elsewhere}; there is {there_are}")

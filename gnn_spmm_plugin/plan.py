@@ -19,7 +19,7 @@ from torch import Tensor
 from ._config import counters, env, log
 from .features import GraphFeatures
 from .graph import Core, Csr, Graph, _refuse_capture, capturing
-from .kernels import DTYPES, REDUCES, Kernel, for_device
+from .kernels import DTYPES, KERNELS, REDUCES, Kernel, for_device
 
 MODES = ("auto", "cold", "warm")
 POLICIES = ("auto", "csr")
@@ -93,8 +93,11 @@ class Plan:
             )
         lines += [f"  {reason}" for reason in self.reasons]
         lines.append(f"  built     in {self.build_seconds * 1e3:.2f} ms, {self.nbytes():,} bytes")
-        lines.append(f"  override  GSP_KERNEL={self.kernel.name} or gsp.plan(..., kernel={self.kernel.name!r})")
+        names = ", ".join(k.name for k in KERNELS if k.device == self.kernel.device)
+        lines.append(f"  override  GSP_KERNEL=NAME or gsp.plan(..., kernel=NAME); {self.kernel.device} has: {names}")
         return "\n".join(lines)
+
+    __str__ = explain
 
 
 def _cold(csr: Csr, kernel: Kernel, why: str) -> Plan:
@@ -149,7 +152,7 @@ def _list_long_rows(csr: Csr, long_row: int, chunk: int) -> tuple[Tensor, int, i
 
 
 def default_plan(core: Core, csr: Csr) -> Plan:
-    """The plan of a call that asks for nothing special: cold at first, warm from the second use on."""
+    """The plan of a call that asks for nothing special: cold at first, warm from use `WARM_AFTER` on."""
     current: Plan | None = csr.plan
     if current is not None and (current.mode == "warm" or csr.uses < WARM_AFTER - 1):
         csr.uses += 1

@@ -10,6 +10,7 @@ _HINTS = {
     "inference mode": "use torch.no_grad() instead of torch.inference_mode()",
     "kernels exist for": "convert the features to a floating type",
     "use int64": "convert edge_index with .long()",
+    "mul needs": "a factor that depends on the source node alone can be multiplied in before propagate()",
 }
 
 _HEADER = ("layer", "status", "op", "calls", "why not")
@@ -20,8 +21,9 @@ class Report:
 
     Attributes:
         rows: for each message passing layer, a dict of ``layer``, ``kind``, ``status`` (``"fused"``, ``"partly"``,
-            ``"not"``, ``"not called"``), ``ops`` (how often each aggregation ran fused), ``reasons`` (how often each
-            reason kept one from it), ``calls`` and ``hints``.
+            ``"not"``, ``"not called"``; ``"gsp.nn"`` for a layer of this package, which needs no help), ``ops`` (how
+            often each aggregation ran fused), ``reasons`` (how often each reason kept one from it), ``calls`` and
+            ``hints``.
     """
 
     def __init__(self, rows: list[dict[str, Any]]) -> None:
@@ -60,6 +62,7 @@ def report(model: Any) -> Report:
 
     _require()
     from .integrations.pyg.records import known
+    from .nn import SpMMConv
 
     rows = []
     for name, layer in _layers(model):
@@ -67,7 +70,9 @@ def report(model: Any) -> Report:
         fused = {} if record is None else dict(record.fused)
         missed = {} if record is None else dict(record.missed)
         calls = 0 if record is None else record.calls
-        if fused:
+        if isinstance(layer, SpMMConv) and not missed and not fused:
+            status = "gsp.nn"
+        elif fused:
             status = "partly" if missed else "fused"
         elif calls or missed:
             status = "not"

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import gnn_spmm_plugin as gsp
 from gnn_spmm_plugin.cli import main
 
 pytestmark = pytest.mark.pyg
@@ -48,6 +49,31 @@ def test_own_edges(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_too_few_epochs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "--epochs", "2"]) == 2
     assert "more than 3" in capsys.readouterr().err
+
+
+def test_output_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path in (tmp_path / "missing" / "demo.json", tmp_path):
+        assert main(["demo", "--json", str(path)]) == 2
+        out, err = capsys.readouterr()
+        assert not out and "cannot be written" in err  # at once, not after the training
+
+
+def test_both_trainings_draw_the_same_numbers(tmp_path: Path) -> None:
+    """Dropout is the same in both, though they take turns."""
+    result = demo(tmp_path, "--epochs", "27", "--device", "cpu", "--dataset", "minesweeper")
+    plain, fast = result["runs"]
+    assert plain["kernel_calls"] == 0 and fast["kernel_calls"] == 27 * 4
+    assert plain["accuracy"] == pytest.approx(fast["accuracy"], abs=2e-3)
+
+
+def test_the_report_knows_the_layers_of_this_package() -> None:
+    x, edge_index = torch.randn(3, 4), torch.tensor([[0, 1, 2], [1, 2, 0]])
+    model = gsp.accelerate(torch.nn.ModuleList([gsp.nn.GCNConv(4, 2)]))
+    for _ in range(2):
+        (row,) = gsp.report(model).rows
+        assert row["status"] == "gsp.nn" and not row["reasons"]
+        model[0](x, edge_index)
+    gsp.restore(model)
 
 
 def test_without_pyg(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

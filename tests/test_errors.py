@@ -271,6 +271,21 @@ def test_feature_rows(g: gsp.Graph, device: str, rows: int) -> None:
         gsp.edge_softmax(g, torch.zeros(rows, device=device))
 
 
+def test_advice_for_wrong_adjacencies(device: str) -> None:
+    edges, x = torch.tensor([[0, 1], [1, 2], [2, 0]], device=device), torch.zeros(3, 2, device=device)
+    conv = gsp.nn.GCNConv(2, 2).to(device)
+    for call in (lambda: gsp.Graph.from_edge_index(edges), lambda: conv(x, edges)):
+        with pytest.raises(ValueError, match=r"got \[3, 2\]; transpose it"):
+            call()
+    with pytest.raises(TypeError, match=r"torch.as_tensor"):
+        gsp.Graph.from_edge_index([[0], [1]])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"dense adjacency"):
+        conv(x, torch.ones(3, 3, device=device))
+    scipy_sparse = pytest.importorskip("scipy.sparse")
+    with pytest.raises(TypeError, match=r"csr_matrix; see Graph.from_scipy"):
+        conv(x, scipy_sparse.eye(3).tocsr())
+
+
 @pytest.mark.parametrize("bad", [None, [[1.0]], 3.0, "x"], ids=str)
 def test_feature_types(g: gsp.Graph, device: str, bad: object) -> None:
     x = torch.zeros(11, 2, device=device)

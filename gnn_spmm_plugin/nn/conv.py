@@ -11,7 +11,7 @@ from .._config import counters
 from ..cache import graph_of
 from ..functional import TIES, spmm
 from ..functional_edge_index import spmm_edge_index
-from ..graph import Csr, Graph
+from ..graph import Csr, Graph, shape_advice
 from ..normalize import Normalized, outside_transforms, scaled_sum
 from ..plan import POLICIES
 from .aggregation import fused_reduction
@@ -198,16 +198,18 @@ class SpMMConv(MessagePassing):
                 return graph if keep_values else graph.with_weight(None)
             return _of_sparse(adjacency)
         if not isinstance(adjacency, Tensor):
+            advice = "; see Graph.from_scipy" if hasattr(adjacency, "tocoo") else ""
             raise TypeError(
-                f"edge_index must be a gnn_spmm_plugin.Graph, a [2, num_edges] tensor or a sparse matrix, got "
-                f"{type(adjacency).__name__}"
+                f"edge_index must be a gnn_spmm_plugin.Graph, a [2, num_edges] tensor or a torch sparse matrix, got "
+                f"{type(adjacency).__name__}{advice}"
             )
         if adjacency.dtype not in (torch.int32, torch.int64):
             raise TypeError(
-                f"edge_index must have dtype torch.int32 or torch.int64, got {adjacency.dtype}; use .long()"
+                f"edge_index must have dtype torch.int32 or torch.int64, got {adjacency.dtype}; use .long(), or "
+                f".to_sparse() if it is a dense adjacency matrix"
             )
         if adjacency.dim() != 2 or adjacency.shape[0] != 2:
-            raise ValueError(f"edge_index must have shape [2, num_edges], got {list(adjacency.shape)}")
+            raise ValueError(f"edge_index must have shape [2, num_edges], got {shape_advice(adjacency)}")
         return adjacency
 
     def _propagate_unfused(self, edge_index: Any, size: Any, **kwargs: Any) -> Tensor:
