@@ -81,6 +81,7 @@ def run(dataset: Dataset, devices: list[str], epochs: int = 200, seed: int = 0, 
                 training.timed_steps(min(_TURN, epochs - done))
             done = min(done + _TURN, epochs)
         runs += [training.result() for training in pair]
+        gsp.restore(pair[1].model)
         differences[device] = _difference(pair[0].model, batch)
     return {
         "dataset": dataset.name,
