@@ -22,9 +22,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import gnn_spmm_plugin as gsp
-
+from .. import _native
 from .._table import show
+from ..cache import clear_cache
+from ..integrations.pyg import accelerate
 from .graphs import SPECS, named
 from .run import environment
 
@@ -76,12 +77,12 @@ def measure(graph: str, model: str, accelerated: bool, device: str, steps: int) 
     x, y = torch.randn(n, WIDTHS[0], device=device), torch.randint(WIDTHS[-1], (n,), device=device)
     net = Net(model).to(device)
     if accelerated:
-        gsp.accelerate(net)
+        accelerate(net)
     optimizer = torch.optim.Adam(net.parameters(), 1e-3)
-    gsp.clear_cache()
+    clear_cache()
     if cuda:
         torch.cuda.reset_peak_memory_stats()
-    base, calls = torch.cuda.memory_allocated() if cuda else 0, gsp.stats()["kernel_calls"]
+    base, calls = torch.cuda.memory_allocated() if cuda else 0, _native.kernel_calls()
     times: list[float] = []
     losses: list[float] = []
     try:
@@ -102,7 +103,7 @@ def measure(graph: str, model: str, accelerated: bool, device: str, steps: int) 
     finally:
         peak = torch.cuda.max_memory_allocated() - base if cuda else None
         del net, optimizer, x, y, edge_index
-        gsp.clear_cache()
+        clear_cache()
         gc.collect()
         if cuda:
             torch.cuda.empty_cache()
@@ -112,7 +113,7 @@ def measure(graph: str, model: str, accelerated: bool, device: str, steps: int) 
         "ms_median": round(statistics.median(steady), 3),
         "ms_min": round(min(steady), 3),
         "peak_bytes": peak,
-        "kernel_calls": gsp.stats()["kernel_calls"] - calls,
+        "kernel_calls": _native.kernel_calls() - calls,
         "loss_first": round(losses[0], 6),
         "loss_last": round(losses[-1], 6),
         "status": "ok",
