@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "common/reducer.h"
+#include "common/types.h"
 
 // The one way a kernel is launched; under the emulation of tests/emu it runs to its end on the CPU.
 #ifdef __CUDACC__
@@ -25,5 +26,21 @@ constexpr int kLogThreads = 8;
 constexpr int kThreads = 1 << kLogThreads;  // of every block
 constexpr int kWarps = kThreads / 32;
 constexpr unsigned kFullMask = 0xffffffffu;
+
+// run(value of the element type that `dtype` names).
+template <typename Run>
+cudaError_t with_dtype(Dtype dtype, const Run& run) {
+  switch (dtype) {
+    case Dtype::kFloat32:
+      return run(float{});
+    case Dtype::kFloat64:
+      return run(double{});
+    case Dtype::kFloat16:
+      return run(__half{});
+    case Dtype::kBFloat16:
+      return run(__nv_bfloat16{});
+  }
+  return cudaErrorInvalidValue;
+}
 
 }  // namespace gsp::cuda

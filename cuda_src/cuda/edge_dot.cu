@@ -58,17 +58,7 @@ static cudaError_t run(EdgeOp op, const EdgeDot& p, cudaStream_t stream) {
 
 cudaError_t edge_dot(EdgeOp op, const EdgeDot& p, cudaStream_t stream) {
   if (p.edges == 0) return cudaSuccess;
-  switch (p.dtype) {
-    case Dtype::kFloat32:
-      return run<float>(op, p, stream);
-    case Dtype::kFloat64:
-      return run<double>(op, p, stream);
-    case Dtype::kFloat16:
-      return run<__half>(op, p, stream);
-    case Dtype::kBFloat16:
-      return run<__nv_bfloat16>(op, p, stream);
-  }
-  return cudaErrorInvalidValue;
+  return with_dtype(p.dtype, [&](auto of) { return run<decltype(of)>(op, p, stream); });
 }
 
 }  // namespace gsp::cuda

@@ -30,17 +30,7 @@ static cudaError_t run(const EdgeSoftmax& p, cudaStream_t stream) {
 
 cudaError_t edge_softmax(const EdgeSoftmax& p, cudaStream_t stream) {
   if (p.rows == 0 || p.heads == 0) return cudaSuccess;
-  switch (p.dtype) {
-    case Dtype::kFloat32:
-      return run<float>(p, stream);
-    case Dtype::kFloat64:
-      return run<double>(p, stream);
-    case Dtype::kFloat16:
-      return run<__half>(p, stream);
-    case Dtype::kBFloat16:
-      return run<__nv_bfloat16>(p, stream);
-  }
-  return cudaErrorInvalidValue;
+  return with_dtype(p.dtype, [&](auto of) { return run<decltype(of)>(p, stream); });
 }
 
 cudaError_t check_coo(bool wide_index, const void* dst, const void* src, int64_t dst_stride,
