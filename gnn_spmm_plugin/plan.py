@@ -231,13 +231,14 @@ def plan(
     _refuse_capture("gnn_spmm_plugin would have to build a plan")
     chosen = for_device(graph.device, kernel or env("GSP_KERNEL"))
     csr = graph._csr
+    mode = "cold" if mode == "cold" else "warm"
     key = (width, dtype, reduce, mode, chosen.name)
     made: Plan | None = csr.plans.get(key)
     if made is None:
-        if mode == "cold":
-            made = _cold(csr, chosen, "as asked")
-        else:
-            made = _build(csr, chosen)
-        made = replace(made, request=(width, dtype, reduce))
-        csr.plans[key] = made
+        # What is prepared depends on the structure alone: every width, dtype and reduction shares it.
+        prepared = csr.plans.get((mode, chosen.name))
+        if prepared is None:
+            prepared = _cold(csr, chosen, "as asked") if mode == "cold" else _build(csr, chosen)
+            csr.plans[mode, chosen.name] = prepared
+        made = csr.plans[key] = replace(prepared, request=(width, dtype, reduce))
     return made
