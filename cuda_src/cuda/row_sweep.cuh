@@ -100,6 +100,20 @@ struct OpBase {
     return a.weight == nullptr ? Acc(1)
                                : widen<T>(a.weight[int64_t(j) * a.heads + column / a.head_width]);
   }
+  // A message before it is multiplied and rounded.
+  struct Message {
+    Acc w[kFold];
+    Vec<T, kVec> x[kFold];
+  };
+  static __device__ __forceinline__ void gather_message(const Args& a, Position<Index> j, Index col,
+                                                        bool ok, const Cols& c, Message& m) {
+    const T* x = a.x + int64_t(col) * a.x_stride;
+#pragma unroll
+    for (int k = 0; k < kFold; ++k) {
+      m.x[k] = load_if<T, kVec>(ok, x + c.at[k]);
+      m.w[k] = ok ? weight_of(a, j, c.at[k]) : Acc(0);
+    }
+  }
 };
 
 // State of the Ops that add: one accumulator a column.
@@ -249,10 +263,7 @@ struct ExtremumOp : OpBase<T, Index, kVec, kFold> {
     Best v[kFold][kVec];
   };
   struct Row {};
-  struct Edge {
-    Acc w[kFold];
-    Vec<T, kVec> x[kFold];
-  };
+  using Edge = typename Base::Message;
   static __device__ __forceinline__ void init(State& s, Index first) {
 #pragma unroll
     for (int k = 0; k < kFold; ++k) {
@@ -294,12 +305,7 @@ struct ExtremumOp : OpBase<T, Index, kVec, kFold> {
   static __device__ __forceinline__ void begin(const Args&, int64_t, const Cols&, Row&) {}
   static __device__ __forceinline__ void gather(const Args& a, const Row&, Position<Index> j,
                                                 Index col, bool ok, const Cols& c, Edge& e) {
-    const T* x = a.x + int64_t(col) * a.x_stride;
-#pragma unroll
-    for (int k = 0; k < kFold; ++k) {
-      e.x[k] = load_if<T, kVec>(ok, x + c.at[k]);
-      e.w[k] = ok ? Base::weight_of(a, j, c.at[k]) : Acc(0);
-    }
+    Base::gather_message(a, j, col, ok, c, e);
   }
   static __device__ __forceinline__ void update(State& s, const Row&, const Edge& e, Index j,
                                                 bool ok) {
@@ -384,22 +390,14 @@ struct TieCountOp : AddOp<T, Index, kVec, kFold> {
   struct Row {
     Vec<T, kVec> best[kFold];
   };
-  struct Edge {
-    Acc w[kFold];
-    Vec<T, kVec> x[kFold];
-  };
+  using Edge = typename Base::Message;
   static __device__ __forceinline__ void begin(const Args& a, int64_t row, const Cols& c, Row& r) {
 #pragma unroll
     for (int k = 0; k < kFold; ++k) r.best[k] = load<T, kVec>(a.own + row * a.own_stride + c.at[k]);
   }
   static __device__ __forceinline__ void gather(const Args& a, const Row&, Position<Index> j,
                                                 Index col, bool ok, const Cols& c, Edge& e) {
-    const T* x = a.x + int64_t(col) * a.x_stride;
-#pragma unroll
-    for (int k = 0; k < kFold; ++k) {
-      e.x[k] = load_if<T, kVec>(ok, x + c.at[k]);
-      e.w[k] = ok ? Base::weight_of(a, j, c.at[k]) : Acc(0);
-    }
+    Base::gather_message(a, j, col, ok, c, e);
   }
   static __device__ __forceinline__ void update(State& s, const Row& r, const Edge& e, Index,
                                                 bool ok) {
