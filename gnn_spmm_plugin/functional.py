@@ -59,8 +59,8 @@ def _heads(weight: Tensor | None) -> int:
 
 
 def _rows_first(x: Tensor) -> Tensor:
-    """`x` [N, F] as the kernels read it: columns adjacent, any distance between rows."""
-    if x.stride(1) == 1 or x.shape[1] <= 1:
+    """`x` [N, F] as the kernels read it: columns adjacent, any distance between rows that they can count."""
+    if (x.stride(1) == 1 or x.shape[1] <= 1) and x.stride(0) < 2**28:
         return x
     # contiguous() leaves the strides of an empty tensor as they are
     return x.clone(memory_format=torch.contiguous_format)

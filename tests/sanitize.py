@@ -16,10 +16,11 @@ from torch import Tensor
 
 import gnn_spmm_plugin as gsp
 from gnn_spmm_plugin import _native, reference
-from gnn_spmm_plugin.plan import _list_long_rows
+from gnn_spmm_plugin.schedule import list_items
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 WIDTHS = (1, 2, 8, 24, 33, 66, 100, 256, 300)
+GEOMETRIES = ((0, 0, 0), (8, 2, 4), (2, 1, 8))  # chosen; the one with a kernel of its own; many groups
 LONG_ROW, CHUNK = 8, 32  # small, so that every path is taken on a tiny graph
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
@@ -50,11 +51,11 @@ def main() -> None:
             continue  # int64 indices have one instantiation
         halves = []
         for csr in (graph._csr, graph._csr_t):
-            items, _, split = _list_long_rows(csr, LONG_ROW, CHUNK)
-            slots = int(items[-1, 2]) if split else 0
-            warm = [LONG_ROW, CHUNK, len(items) - split, split, slots, 1]
+            items, split, slots = list_items(csr, CHUNK)
+            listed = [LONG_ROW, CHUNK, len(items) - split, split, slots]
             arrays = [t.long() if wide else t for t in (csr.rowptr, csr.col, csr.perm) if t is not None]
-            plans = [(None, [LONG_ROW, CHUNK, 0, 0, 0, 0])] + ([] if wide else [(items, warm)])
+            plans = [(None, [LONG_ROW, CHUNK, *[0] * 6])]
+            plans += [] if wide else [(items, [*listed, *geometry]) for geometry in GEOMETRIES]
             halves.append((arrays, csr.perm, plans))
         (csr, perm, plans), (csr_t, perm_t, plans_t) = halves
         for heads in (0, 1, 2):

@@ -412,8 +412,8 @@ def raw_arguments(device: str) -> dict[str, tuple[object, ...]]:
     x = values((g.num_src, 4), torch.float32, 1, device=device)
     y = values((g.num_dst, 4), torch.float32, 2, device=device)
     w = values((g.num_edges, 2), torch.float32, 3, device=device)
-    out, arg = _native.spmm_arg(csr.rowptr, csr.col, csr.perm, w, x, None, [128, 2048, 0, 0, 0, 0], False)
-    plan = (None, [128, 2048, 0, 0, 0, 0])
+    out, arg = _native.spmm_arg(csr.rowptr, csr.col, csr.perm, w, x, None, [128, 2048, 0, 0, 0, 0, 0, 0], False)
+    plan = (None, [128, 2048, 0, 0, 0, 0, 0, 0])
     scale = torch.ones(37, device=device)
     return {
         "spmm": (csr.rowptr, csr.col, w, x, scale, scale, *plan, True),

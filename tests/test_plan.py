@@ -15,7 +15,8 @@ from strategies import DTYPES, NAMED, REDUCES, edges, values
 
 import gnn_spmm_plugin as gsp
 from gnn_spmm_plugin.features import GraphFeatures
-from gnn_spmm_plugin.plan import WARM_AFTER, _list_long_rows, default_plan
+from gnn_spmm_plugin.plan import WARM_AFTER, default_plan
+from gnn_spmm_plugin.schedule import by_degree, list_items
 
 
 @pytest.fixture(autouse=True)
@@ -124,62 +125,66 @@ def test_explain(device: str) -> None:
     assert "mode=cold" in cold and "as asked" in cold
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", ["hub", "shuffled"])
-def test_long_rows_are_listed(name: str) -> None:
-    """Every row above the limit, each edge of it in one chunk, in order; then a merge for each row of several."""
-    g = NAMED[name].graph("cuda")
-    long_row, chunk, num_items, num_merges, num_slots, listed = gsp.plan(g, 64).config
-    assert listed == 1
-    items = gsp.plan(g, 64).items
-    degree = g.in_degree().tolist()
-    expected = {row: length for row, length in enumerate(degree) if length > long_row}
-    rows = [] if items is None else items.tolist()
-    assert len(rows) == num_items + num_merges
-    covered: dict[int, list[list[int]]] = {}
-    for row, begin, end, slot in rows[:num_items]:
-        covered.setdefault(row, []).append([begin, end, slot])
-    assert covered.keys() == expected.keys()
-    slots = []
-    for row, pieces in covered.items():
-        assert pieces[0][0] == int(g.rowptr[row]) and pieces[-1][1] == int(g.rowptr[row + 1])
-        assert all(a[1] == b[0] for a, b in itertools.pairwise(pieces))
-        assert all(0 < end - begin <= chunk for begin, end, _ in pieces)
-        if len(pieces) == 1:
-            assert pieces[0][2] == -1
-        else:
-            slots += [p[2] for p in pieces]
-            assert [row, pieces[0][2], pieces[-1][2] + 1, 0] in rows[num_items:]
-    assert slots == list(range(num_slots))
-    assert name != "hub" or num_merges == 1
-
-
-@settings(max_examples=40)
-@given(e=edges(max_edges=400), long_row=st.sampled_from([0, 1, 3, 8]), times=st.sampled_from([1, 2, 4]))
-def test_work_items(device, e, long_row, times) -> None:  # type: ignore[no-untyped-def]
-    """The same on any graph, with limits that small ones reach."""
+@settings(max_examples=60)
+@given(
+    e=edges(max_edges=400),
+    chunk=st.sampled_from([1, 3, 8, 64]),
+    window=st.sampled_from([1, 4, 1024]),
+    order=st.sampled_from([None, "degree", "random"]),
+)
+def test_work_items(device, e, chunk, window, order) -> None:  # type: ignore[no-untyped-def]
+    """Every row once, or its pieces in order; each of at most `chunk` edges; slots and merges that belong together."""
     csr = e.graph(device)._csr
-    chunk = max(long_row, 1) * times
-    long_rows = [r for r, n in enumerate(csr.degree().tolist()) if n > long_row]
-    if not long_rows:
+    if csr.num_rows == 0:
         return
-    items, num_long, num_split = _list_long_rows(csr, long_row, chunk)
-    assert items.dtype == torch.int32 and items.is_contiguous() and num_long == len(long_rows)
-    chunks, merges = items[: len(items) - num_split].tolist(), items[len(items) - num_split :].tolist()
-    slots = 0
-    for row, group in itertools.groupby(chunks, key=lambda item: item[0]):
-        assert row == long_rows.pop(0)
-        parts = list(group)
+    rows = None if order is None else by_degree(csr) if order == "degree" else torch.randperm(csr.num_rows).to(device)
+    items, num_split, num_slots = list_items(csr, chunk, rows, window)
+    assert items.dtype == torch.int32 and items.is_contiguous()
+    pieces, merges = items[: len(items) - num_split].tolist(), items[len(items) - num_split :].tolist()
+    for start in range(0, len(pieces), window):
+        lengths = [end - begin for _, begin, end, _ in pieces[start : start + window]]
+        assert window == 1 or lengths == sorted(lengths, reverse=True)
+    by_row: dict[int, list[list[int]]] = {}
+    for piece in pieces:
+        by_row.setdefault(piece[0], []).append(piece)
+    assert sorted(by_row) == list(range(csr.num_rows))
+    slots = []
+    for row, parts in by_row.items():
+        parts.sort(key=lambda piece: piece[1])
         assert parts[0][1] == csr.rowptr[row] and parts[-1][2] == csr.rowptr[row + 1]
         assert all(a[2] == b[1] for a, b in itertools.pairwise(parts))
-        assert all(0 < end - begin <= chunk for _, begin, end, _ in parts)
+        assert all(end - begin <= chunk for _, begin, end, _ in parts)
         if len(parts) == 1:
             assert parts[0][3] == -1
         else:
-            assert [p[3] for p in parts] == list(range(slots, slots + len(parts)))
-            assert merges.pop(0) == [row, slots, slots + len(parts), 0]
-            slots += len(parts)
-    assert not long_rows and not merges
+            slots += [part[3] for part in parts]
+            assert [row, parts[0][3], parts[-1][3] + 1, 0] in merges
+            assert [part[3] for part in parts] == list(range(parts[0][3], parts[-1][3] + 1))
+    assert sorted(slots) == list(range(num_slots)) and len(merges) == num_split
+
+
+def test_schedules(device: str) -> None:
+    """No order of rows changes a result, and what is no permutation is refused."""
+    g = NAMED["hub"].graph(device)
+    x = values((g.num_src, 24), torch.float32, 1, device=device)
+    expected = expect_spmm(g, x, None, torch.zeros(g.num_dst, 24, device=device), "sum")
+    order = torch.randperm(g.num_dst, generator=torch.Generator().manual_seed(0)).to(device)
+    for schedule in ("natural", "degree", order, order.int()):
+        plan = gsp.plan(g, 24, schedule=schedule)
+        close(gsp.spmm(g, x, plan=plan), expected.out)
+        name = schedule if isinstance(schedule, str) else "the caller's"
+        assert plan.schedule == (name if device == "cuda" else "natural")
+    for bad, error in (
+        ("rcm", r"schedule must be one of natural, degree; got 'rcm'"),
+        (order[:-1], r"schedule must hold each row once, \[60\] int32 or int64, got \[59\]"),
+        (order.float(), r"torch.float32"),
+        (torch.zeros_like(order), r"schedule must hold each row from 0 to 59 once"),
+        (order + 1, r"schedule must hold each row from 0 to 59 once"),
+    ):
+        with pytest.raises(ValueError, match=error):
+            gsp.plan(g, 24, schedule=bad)
+    with pytest.raises(TypeError, match=r"schedule must be None"):
+        gsp.plan(g, 24, schedule=[1, 2])  # type: ignore[arg-type]
 
 
 def test_plans_are_checked(device: str) -> None:

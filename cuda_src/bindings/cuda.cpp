@@ -47,32 +47,62 @@ class Launch {
   cudaStream_t stream_ = nullptr;
 };
 
-// What a plan passes: config = {long row, chunk, chunk items, merged rows, scratch slots, whether
-// items hold every long row}.
+int64_t l2_bytes(int device) {
+  static std::atomic<int64_t> known[64];
+  const bool listed = device >= 0 && device < 64;
+  int64_t bytes = listed ? known[device].load(std::memory_order_relaxed) : 0;
+  if (bytes == 0) {
+    int value = 0;
+    cudaDeviceGetAttribute(&value, cudaDevAttrL2CacheSize, device);
+    bytes = std::max(value, 1);
+    if (listed) known[device].store(bytes, std::memory_order_relaxed);
+  }
+  return bytes;
+}
+
+// Elements between rows of what is gathered; the kernels have 32 bits for as many bytes.
+int64_t row_stride(const char* name, const Tensor& t, const Sizes& sizes) {
+  const int64_t stride = t.size(0) > 1 ? t.stride(0) : t.size(1);
+  STD_TORCH_CHECK(sizes.csr.wide() || stride <= std::numeric_limits<int32_t>::max() / 8, "rows of ",
+                  name, " are ", stride, " elements apart, expected fewer than 2^28; ",
+                  "make it contiguous");
+  return stride;
+}
+
+// What a plan passes: config = {long row, chunk, items, merges, scratch slots, lanes, fold,
+// parallel}; see Plan.
 cuda::RowSweep sweep_of(const Sizes& sizes, const Tensor& rowptr, const Tensor& col,
-                        const OptionalTensor& perm, const OptionalTensor& weight,
+                        const OptionalTensor& perm, const OptionalTensor& weight, const Tensor& x,
                         const OptionalTensor& items, const std::vector<int64_t>& config) {
   STD_TORCH_CHECK(sizes.width <= std::numeric_limits<int32_t>::max(), "got ", sizes.width,
                   " columns, expected fewer than 2^31");
   STD_TORCH_CHECK(
-      config.size() == 6 && *std::min_element(config.begin(), config.end()) >= 0 && config[1] >= 1,
-      "config has ", config.size(), " entries, expected the 6 of a plan for this graph");
+      config.size() == 8 && *std::min_element(config.begin(), config.end()) >= 0 && config[1] >= 1,
+      "config has ", config.size(), " entries, expected the 8 of a plan for this graph");
   cuda::RowSweep p{sizes.dtype, sizes.csr.wide()};
   p.long_row = config[0];
   p.chunk = config[1];
-  p.listed = config[5] != 0;
-  if (items && config[2] > 0) {
+  if (items && !p.wide_index) {
     STD_TORCH_CHECK(
         items->dim() == 2 && items->size(0) == config[2] + config[3] && items->size(1) == 4,
         "items has shape ", shape_of(*items), ", expected [", config[2] + config[3], ", 4]");
     check_dtype("items", *items, ScalarType::Int);
     check_contiguous("items", *items);
     check_same_device("items", *items, rowptr);
+    const int64_t lanes = config[5], fold = config[6], parallel = config[7];
+    const auto power = [](int64_t v) { return v >= 1 && v <= 32 && (v & (v - 1)) == 0; };
+    STD_TORCH_CHECK(lanes == 0 || (power(lanes) && power(parallel) && lanes * parallel <= 32 &&
+                                   (fold == 1 || fold == 2)),
+                    "config asks for ", lanes, " lanes, fold ", fold, ", ", parallel,
+                    " groups, expected powers of two of at most 32 threads, and fold 1 or 2");
+    p.geometry = {static_cast<int>(lanes), static_cast<int>(fold), static_cast<int>(parallel)};
     p.items = items->const_data_ptr();
     p.num_items = static_cast<int>(config[2]);
     p.num_merges = static_cast<int>(config[3]);
     p.num_slots = static_cast<int>(config[4]);
+    p.l2_bytes = l2_bytes(rowptr.get_device_index());
   }
+  p.cols = x.size(0);
   p.rowptr = rowptr.const_data_ptr();
   p.col = col.const_data_ptr();
   p.perm = data_or_null(perm);
@@ -109,9 +139,9 @@ Tensor spmm(const Tensor& rowptr, const Tensor& col, const OptionalTensor& weigh
             const OptionalTensor& items, const std::vector<int64_t>& config, bool mean) {
   const Sizes sizes = check_spmm(rowptr, col, weight, x, src_scale, dst_scale);
   Tensor out = fast_empty(x, {sizes.csr.rows, sizes.width}, sizes.type);
-  cuda::RowSweep p = sweep_of(sizes, rowptr, col, std::nullopt, weight, items, config);
+  cuda::RowSweep p = sweep_of(sizes, rowptr, col, std::nullopt, weight, x, items, config);
   p.x = x.const_data_ptr();
-  p.x_stride = x.stride(0);
+  p.x_stride = row_stride("x", x, sizes);
   p.src_scale = data_or_null(src_scale);
   p.dst_scale = data_or_null(dst_scale);
   p.mean = mean;
@@ -127,9 +157,9 @@ std::tuple<Tensor, Tensor> spmm_arg(const Tensor& rowptr, const Tensor& col,
   const Sizes sizes = check_spmm_arg(rowptr, col, perm, weight, x);
   Tensor out = fast_empty(x, {sizes.csr.rows, sizes.width}, sizes.type);
   Tensor arg = fast_empty(x, {sizes.csr.rows, sizes.width}, sizes.csr.index);
-  cuda::RowSweep p = sweep_of(sizes, rowptr, col, perm, weight, items, config);
+  cuda::RowSweep p = sweep_of(sizes, rowptr, col, perm, weight, x, items, config);
   p.x = x.const_data_ptr();
-  p.x_stride = x.stride(0);
+  p.x_stride = row_stride("x", x, sizes);
   p.out = out.mutable_data_ptr();
   p.out_arg = arg.mutable_data_ptr();
   run("spmm_arg", minimum ? cuda::RowOp::kMin : cuda::RowOp::kMax, p, sizes, x);
@@ -142,9 +172,9 @@ Tensor spmm_arg_backward(const Tensor& rowptr, const Tensor& col, const Optional
   const Sizes sizes = check_spmm_arg_backward(rowptr, col, perm, weight, grad, arg);
   check_contiguous("arg", arg);
   Tensor out = fast_empty(grad, {sizes.csr.rows, sizes.width}, sizes.type);
-  cuda::RowSweep p = sweep_of(sizes, rowptr, col, perm, weight, items, config);
+  cuda::RowSweep p = sweep_of(sizes, rowptr, col, perm, weight, grad, items, config);
   p.x = grad.const_data_ptr();
-  p.x_stride = grad.stride(0);
+  p.x_stride = row_stride("grad", grad, sizes);
   p.arg = arg.const_data_ptr();
   p.out = out.mutable_data_ptr();
   run("spmm_arg_backward", cuda::RowOp::kArgBackward, p, sizes, grad);
@@ -156,9 +186,9 @@ Tensor spmm_tie_count(const Tensor& rowptr, const Tensor& col, const OptionalTen
                       const std::vector<int64_t>& config) {
   const Sizes sizes = check_spmm_tie_count(rowptr, col, weight, x, out);
   Tensor count = fast_empty(x, {sizes.csr.rows, sizes.width}, accumulator_type(sizes.type));
-  cuda::RowSweep p = sweep_of(sizes, rowptr, col, std::nullopt, weight, items, config);
+  cuda::RowSweep p = sweep_of(sizes, rowptr, col, std::nullopt, weight, x, items, config);
   p.x = x.const_data_ptr();
-  p.x_stride = x.stride(0);
+  p.x_stride = row_stride("x", x, sizes);
   p.own = out.const_data_ptr();
   p.own_stride = out.stride(0);
   p.out_wide = count.mutable_data_ptr();
@@ -171,11 +201,11 @@ Tensor spmm_tie_backward(const Tensor& rowptr, const Tensor& col, const Optional
                          const OptionalTensor& items, const std::vector<int64_t>& config) {
   const Sizes sizes = check_spmm_tie_backward(rowptr, col, weight, grad, x, out);
   Tensor result = fast_empty(grad, {sizes.csr.rows, sizes.width}, sizes.type);
-  cuda::RowSweep p = sweep_of(sizes, rowptr, col, std::nullopt, weight, items, config);
+  cuda::RowSweep p = sweep_of(sizes, rowptr, col, std::nullopt, weight, grad, items, config);
   p.x = grad.const_data_ptr();
-  p.x_stride = grad.stride(0);
+  p.x_stride = row_stride("grad", grad, sizes);
   p.other = out.const_data_ptr();
-  p.other_stride = out.stride(0);
+  p.other_stride = row_stride("out", out, sizes);
   p.own = x.const_data_ptr();
   p.own_stride = x.stride(0);
   p.out = result.mutable_data_ptr();

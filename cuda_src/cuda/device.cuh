@@ -14,18 +14,39 @@
 
 // The one way a kernel is launched; under the emulation of tests/emu it runs to its end on the CPU.
 #ifdef __CUDACC__
-#define GSP_LAUNCH(kernel, grid, stream, ...) kernel<<<grid, kThreads, 0, stream>>>(__VA_ARGS__)
+#define GSP_LAUNCH_BLOCKS(kernel, grid, threads, stream, ...) \
+  kernel<<<grid, threads, 0, stream>>>(__VA_ARGS__)
 #else
-#define GSP_LAUNCH(kernel, grid, stream, ...) \
-  (void)stream, emu::launch(kernel, dim3(grid), dim3(kThreads), __VA_ARGS__)
+#define GSP_LAUNCH_BLOCKS(kernel, grid, threads, stream, ...) \
+  (void)stream, emu::launch(kernel, dim3(grid), dim3(threads), __VA_ARGS__)
 #endif
+#define GSP_LAUNCH(kernel, grid, stream, ...) \
+  GSP_LAUNCH_BLOCKS(kernel, grid, kThreads, stream, __VA_ARGS__)
 
 namespace gsp::cuda {
 
 constexpr int kLogThreads = 8;
-constexpr int kThreads = 1 << kLogThreads;  // of every block
+constexpr int kThreads = 1 << kLogThreads;  // of a block, where nothing else is said
+constexpr int kLogItemThreads = 7;
+constexpr int kItemThreads =
+    1 << kLogItemThreads;  // short blocks: they end when their longest item does
 constexpr int kWarps = kThreads / 32;
 constexpr unsigned kFullMask = 0xffffffffu;
+
+// Keeps a value that a loop needs in its register: the compiler would rather compute it anew in
+// every round, from the thread's number on.
+template <typename V>
+__device__ __forceinline__ void keep(V& value) {
+#ifdef __CUDA_ARCH__
+  if constexpr (sizeof(V) == 8) {
+    asm volatile("" : "+l"(value));
+  } else {
+    asm volatile("" : "+r"(value));
+  }
+#else
+  (void)value;
+#endif
+}
 
 // run(value of the element type that `dtype` names).
 template <typename Run>

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "common/geometry.h"
 #include "common/types.h"
 
 namespace gsp::cuda {
@@ -29,13 +30,14 @@ struct RowSweep {
   void* out_wide = nullptr;
   void* out_arg = nullptr;
   int64_t x_stride = 0, other_stride = 0, own_stride = 0;
-  int64_t rows = 0, edges = 0;
+  int64_t rows = 0, edges = 0, cols = 0;
   int width = 0;
   int heads = 0;  // 0: one weight for all columns
   bool mean = false;
   int64_t long_row = 0, chunk = 0;
-  const void* items = nullptr;
-  bool listed = false;
+  Geometry geometry;  // of item_sweep; lanes 0: chosen by what the work looks like
+  int64_t l2_bytes = 0;
+  const void* items = nullptr;  // null: row_sweep
   int num_items = 0, num_merges = 0, num_slots = 0;
   void* scratch = nullptr;
   void* scratch_arg = nullptr;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/device.cuh"
 
@@ -62,11 +63,31 @@ __device__ __forceinline__ Vec<T, kVec> load(const T* p) {
   return *reinterpret_cast<const Vec<T, kVec>*>(p);
 }
 
+// The same from memory that no one writes to meanwhile, through a pointer that the compiler may
+// have lost track of (see `keep`).
+template <typename T, int kVec>
+__device__ __forceinline__ Vec<T, kVec> load_constant(const T* p) {
+#ifdef __CUDA_ARCH__
+  constexpr int kBytes = sizeof(Vec<T, kVec>);
+  using Word = std::conditional_t<
+      kBytes == 16, uint4,
+      std::conditional_t<kBytes == 8, uint2,
+                         std::conditional_t<kBytes == 4, unsigned, unsigned short>>>;
+  static_assert(sizeof(Word) == kBytes);
+  const Word w = __ldg(reinterpret_cast<const Word*>(p));
+  Vec<T, kVec> v;
+  __builtin_memcpy(&v, &w, kBytes);
+  return v;
+#else
+  return load<T, kVec>(p);
+#endif
+}
+
 // Zeros where there is nothing to load. Written as a predicated load, not as a branch.
 template <typename T, int kVec>
 __device__ __forceinline__ Vec<T, kVec> load_if(bool ok, const T* p) {
   Vec<T, kVec> v{};
-  if (ok) v = load<T, kVec>(p);
+  if (ok) v = load_constant<T, kVec>(p);
   return v;
 }
 

@@ -39,7 +39,7 @@ void check_sum(const char* name, const Shape& shape, int width, Factors with, La
   if (with.weight) p.weight = weights.data.data.data();
   if (with.src_scale) p.src_scale = src_scale.data();
   if (with.dst_scale) p.dst_scale = dst_scale.data();
-  const auto results = sweep<T, Index>(name, p, {}, g, shape, launcher);
+  const auto all = sweep<T, Index>(name, p, {}, g, shape, launcher);
 
   for (int64_t r = 0; r < g.rows; ++r) {
     const int64_t length = int64_t(g.rowptr[r + 1]) - int64_t(g.rowptr[r]);
@@ -54,10 +54,14 @@ void check_sum(const char* name, const Shape& shape, int width, Factors with, La
         sum += term;
         magnitude += std::fabs(term);
       }
-      const T got = results->out[r * width + f];
-      expect(close(got, sum * scale, magnitude * scale, length),
-             "%s, width %d, %d heads: row %d of %d edges, column %d: got %.9g, expected %.9g", name,
-             width, with.heads, int(r), int(length), int(f), double(widen<T>(got)), sum * scale);
+      for (size_t i = 0; i < all.size(); ++i) {
+        const T got = all[i]->out[r * width + f];
+        expect(close(got, sum * scale, magnitude * scale, length),
+               "%s, width %d, %d heads, run %d: row %d of %d edges, column %d: got %.9g, expected "
+               "%.9g",
+               name, width, with.heads, int(i), int(r), int(length), int(f), double(widen<T>(got)),
+               sum * scale);
+      }
     }
   }
 }
@@ -120,13 +124,13 @@ void test_other_dtypes() {
   check_sum<__half>("half, shifted", kMixed, 64, kScalar, {0, 1}, half);
   check_sum<__half>("half, mean", kTwoGroups, 64, {true, 0, false, true, true}, {}, half);
   check_sum<__half>("half, heads", kMixed, 264, {true, 3, true}, {}, [](const RowSweep& p) {
-    return launch<HeadSum, __half, int, 8, 2>(p, nullptr);
+    return launch_vectors<HeadSum, __half, 8, true>(p, nullptr);
   });
   check_sum<__nv_bfloat16>("bfloat16", kMixed, 16, kNone, {}, [](const RowSweep& p) {
-    return launch<PlainSum, __nv_bfloat16, int, 8, 1>(p, nullptr);
+    return launch_vectors<PlainSum, __nv_bfloat16, 8, true>(p, nullptr);
   });
   check_sum<double>("double", kMixed, 100, kBoth, {}, [](const RowSweep& p) {
-    return launch<ScalarColumnSum, double, int, 2, 2>(p, nullptr);
+    return launch_vectors<ScalarColumnSum, double, 2, true>(p, nullptr);
   });
 }
 
