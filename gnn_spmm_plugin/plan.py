@@ -134,10 +134,10 @@ def _warm(csr: Csr, kernel: Kernel, schedule: str | Tensor | None = None) -> Pla
     with torch.no_grad():
         features = GraphFeatures.of(csr)
         order = None
-        if isinstance(schedule, Tensor):
-            order = check_schedule(csr, schedule)
-        elif schedule == "degree":
+        if schedule == "degree":
             order = by_degree(csr)
+        elif schedule is not None and not isinstance(schedule, str):
+            order = check_schedule(csr, schedule)
         if kernel.device != "cuda" or csr.col.dtype != torch.int32:
             schedule = None
         elif csr.num_rows == 0 or (features.num_edges < SMALL_EDGES and order is None):
