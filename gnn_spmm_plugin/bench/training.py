@@ -27,7 +27,7 @@ from .._table import show
 from ..cache import clear_cache
 from ..integrations.pyg import accelerate
 from .graphs import SPECS, named
-from .run import environment
+from .results import environment
 
 WIDTHS = (128, 128, 128, 40)
 
