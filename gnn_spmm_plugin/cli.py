@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     args.argv = list(sys.argv[1:] if argv is None else argv)[1:]  # for the heads of files
     try:
-        for name in ("json", "csv"):
+        for name in ("json", "csv", "plot"):
             _writable(getattr(args, name, None))
         return int(args.run(args) or 0)
     except (UsageError, EdgeFileError) as e:

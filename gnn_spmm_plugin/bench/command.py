@@ -19,8 +19,10 @@ from ..kernels import DTYPES, REDUCES
 from . import run, suites
 from .contenders import OPPONENTS, SETTINGS
 from .graphs import SPECS, Csr, named
+from .plot import plot
 from .problem import Subject
 from .results import CONFIGURATION, Row, Store, environment
+from .summary import print_summary, summarise
 from .timer import MODES
 
 TINY = 1 / 512
@@ -61,6 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=30.0,
         metavar="MS",
     )
+    add("--summary", "measure nothing: compare the measurements in these files with the goals", metavar="FILE", **many)
+    add("--plot", "draw time / ours; the name says in which format", metavar="FILE")
     add("--csv", "keep the measurements here; what the file has already is not measured again", metavar="FILE")
 
 
@@ -172,6 +176,11 @@ def bench(args: argparse.Namespace, device: str, arguments: Sequence[str]) -> tu
     Raises:
         ValueError: the options ask for what there is not; the message says what.
     """
+    if args.summary is not None:
+        summary = summarise(args.summary)
+        if args.json != "-":
+            print_summary(summary)
+        return summary, True
     jobs = jobs_of(args, device)
     for kind in {k.name: k for job in jobs for k in job.kinds}.values():
         why = kind.unavailable(device)
@@ -193,6 +202,8 @@ def bench(args: argparse.Namespace, device: str, arguments: Sequence[str]) -> tu
     rows = [row for row in store.rows if tuple(row[k] for k in CONFIGURATION) in asked]
     if args.json != "-":
         report(rows)
+    if args.plot is not None:
+        plot(rows, args.plot, environment()["gpu"])
     return {**environment(), **facts, "rows": rows}, right
 
 
