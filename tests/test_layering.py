@@ -22,7 +22,8 @@ LAYERS = (
     ("cache", "normalize"),
     ("functional_edge_index",),
     ("nn", "integrations"),
-    ("report", "bench", "data"),
+    ("report", "data"),
+    ("bench",),
     ("demo",),
     ("cli",),
 )

@@ -335,6 +335,38 @@ std::tuple<Tensor, Tensor> group(const Tensor& key, int64_t n) {
   return {rowptr, values};
 }
 
+Tensor speed_of_light(const Tensor& col, const OptionalTensor& weight, const Tensor& x,
+                      int64_t rows, int64_t run) {
+  check_vector("col", col, col.dim() == 1 ? col.size(0) : 0, ScalarType::Int, x);
+  check_rows("x", x, col);
+  cuda::SpeedOfLight p{feature_dtype("x", x)};
+  const auto starts_at_16 = [](const Tensor& t) {
+    return reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 == 0;
+  };
+  if (weight) check_vector("weight", *weight, col.size(0), x.scalar_type(), col);
+  STD_TORCH_CHECK(starts_at_16(col) && (!weight || starts_at_16(*weight)),
+                  "col and weight must start at a multiple of 16 bytes: call .clone()");
+  STD_TORCH_CHECK(rows >= 0 && run > 0 && run % 8 == 0, "got rows = ", rows, ", run = ", run,
+                  ", expected rows >= 0 and run a multiple of 8");
+  STD_TORCH_CHECK(x.size(1) <= std::numeric_limits<int32_t>::max(), "got ", x.size(1),
+                  " columns, expected fewer than 2^31");
+  STD_TORCH_CHECK(col.size(0) == 0 || x.size(0) > 0,
+                  "x has no rows, expected those that col names");
+  Tensor out = fast_empty(x, {rows, x.size(1)}, x.scalar_type());
+  p.col = col.const_data_ptr();
+  p.weight = data_or_null(weight);
+  p.x = x.const_data_ptr();
+  p.out = out.mutable_data_ptr();
+  p.x_stride = x.stride(0);
+  p.rows = rows;
+  p.edges = col.size(0);
+  p.run = run;
+  p.width = static_cast<int>(x.size(1));
+  const Launch launch(x);
+  launch.check("speed_of_light", cuda::speed_of_light(p, launch.stream()));
+  return out;
+}
+
 int64_t calls() { return kernel_calls.load(std::memory_order_relaxed); }
 
 }  // namespace
@@ -352,6 +384,7 @@ STABLE_TORCH_LIBRARY_IMPL(gnn_spmm_plugin, CUDA, m) {
   m.impl("_edge_softmax_backward", TORCH_BOX(&edge_softmax_backward));
   m.impl("_check_coo", TORCH_BOX(&check_coo));
   m.impl("_group", TORCH_BOX(&group));
+  m.impl("_speed_of_light", TORCH_BOX(&speed_of_light));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(gnn_spmm_plugin, CompositeExplicitAutograd, m) {

@@ -52,7 +52,10 @@ STABLE_TORCH_LIBRARY(gnn_spmm_plugin, m) {
   m.def("_check_coo(Tensor dst, Tensor src, SymInt num_dst, SymInt num_src) -> Tensor");
   // Stable counting sort: rowptr [n + 1] and perm [E].
   m.def("_group(Tensor key, SymInt n) -> (Tensor, Tensor)");
-  // How many of the operators above, but for the last two, each library has run in this process.
+  // For measurements, on CUDA alone: gathers the rows of x that col (int32) names, in runs of
+  // `run`, and writes an output of `rows` rows without meaning. See cuda/speed_of_light.cuh.
+  m.def("_speed_of_light(Tensor col, Tensor? weight, Tensor x, SymInt rows, int run) -> Tensor");
+  // How many of the operators above, but for the last three, each library has run in this process.
   m.def("_kernel_calls() -> int");
   m.def("_kernel_calls_cuda() -> int");
 }

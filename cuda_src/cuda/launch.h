@@ -103,4 +103,19 @@ struct Group {
 cudaError_t group_bytes(const Group& p, int64_t* bytes);  // that `temporary` must have
 cudaError_t group(const Group& p, cudaStream_t stream);
 
+// Gathers of the rows of x that col names, in that order, with no row structure at all; the limit
+// that products are measured against (speed_of_light.cuh).
+struct SpeedOfLight {
+  Dtype dtype;
+  const void* col = nullptr;
+  const void* weight = nullptr;
+  const void* x = nullptr;
+  void* out = nullptr;  // [rows, width]
+  int64_t x_stride = 0;
+  int64_t rows = 0, edges = 0, run = 0;
+  int width = 0;
+};
+
+cudaError_t speed_of_light(const SpeedOfLight& p, cudaStream_t stream);
+
 }  // namespace gsp::cuda
