@@ -19,7 +19,7 @@ NAMESPACE = "gnn_spmm_plugin"
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _OPS = (
     "spmm spmm_arg spmm_arg_backward spmm_tie_count spmm_tie_backward sddmm sddmm_arg sddmm_tie "
-    "edge_softmax edge_softmax_backward check_coo group"
+    "edge_softmax edge_softmax_backward from_coo transpose same_coo"
 ).split()
 
 
@@ -132,8 +132,9 @@ def _bind(name: str) -> Any:
     sddmm_tie,
     edge_softmax,
     edge_softmax_backward,
-    check_coo,
-    group,
+    from_coo,
+    transpose,
+    same_coo,
 ) = (_bind(name) for name in _OPS)
 
 
@@ -253,14 +254,20 @@ def _fake_edge_softmax_backward(rowptr: Tensor, perm: Tensor | None, p: Tensor, 
     return p.new_empty(p.shape)
 
 
-def _fake_check_coo(dst: Tensor, src: Tensor, num_dst: int, num_src: int) -> Tensor:
-    return dst.new_empty((3,), dtype=torch.int64)
+def _fake_from_coo(
+    dst: Tensor, src: Tensor, num_dst: int, num_src: int, wide: bool
+) -> tuple[int, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    edges = [dst.new_empty(dst.shape, dtype=torch.int64 if wide else torch.int32) for _ in range(4)]
+    # Legal edges that are not in order.
+    return -1, edges[0], edges[1], edges[0].new_empty((num_dst + 1,)), edges[2], edges[3]
 
 
-def _fake_group(key: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    # The index type depends on the sizes, which are known where the op is called.
-    dtype = torch.int32 if max(n, key.shape[0]) < 2**31 else torch.int64
-    return key.new_empty((n + 1,), dtype=dtype), key.new_empty(key.shape, dtype=dtype)
+def _fake_transpose(dst: Tensor, src: Tensor, num_src: int) -> tuple[Tensor, Tensor, Tensor]:
+    return dst.new_empty((num_src + 1,)), dst.new_empty(dst.shape), dst.new_empty(dst.shape)
+
+
+def _fake_same_coo(dst: Tensor, src: Tensor, own_dst: Tensor, own_src: Tensor) -> bool:
+    return True
 
 
 if cpu_error is None:

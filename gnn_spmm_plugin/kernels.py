@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -67,6 +68,7 @@ def kernels() -> list[dict[str, object]]:
     ]
 
 
+@functools.cache
 def for_device(device: torch.device, name: str | None = None) -> Kernel:
     """The kernel called `name`, or the default one, for `device`.
 

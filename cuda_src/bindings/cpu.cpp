@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "common/check.h"
+#include "cpu/build.h"
 #include "cpu/kernels.h"
 
 namespace gsp {
@@ -194,30 +195,46 @@ cpu::Indices indices_of(const Tensor& t) {
   return {t.const_data_ptr(), t.size(0), t.stride(0), t.scalar_type() == ScalarType::Long};
 }
 
-Tensor check_coo(const Tensor& dst, const Tensor& src, int64_t num_dst, int64_t num_src) {
-  check_coo_inputs(dst, src, num_dst, num_src);
+std::tuple<int64_t, Tensor, Tensor, Tensor, Tensor, OptionalTensor> from_coo(
+    const Tensor& dst, const Tensor& src, int64_t num_dst, int64_t num_src, bool wide) {
+  check_from_coo(dst, src, num_dst, num_src, wide);
+  const ScalarType type = wide ? ScalarType::Long : ScalarType::Int;
+  const int64_t edges = dst.size(0);
+  Tensor own_dst = fast_empty(dst, {edges}, type), own_src = fast_empty(dst, {edges}, type);
   const cpu::CooFacts facts =
-      cpu::check_coo(indices_of(dst), indices_of(src), num_dst, num_src, parallel_for);
-  Tensor result = fast_empty(dst, {3}, ScalarType::Long);
-  auto* values = result.mutable_data_ptr<int64_t>();
-  values[0] = facts.first_bad;
-  values[1] = facts.sorted;
-  values[2] = 0;
-  return result;
+      cpu::check_coo(indices_of(dst), indices_of(src), num_dst, num_src, own_dst.mutable_data_ptr(),
+                     own_src.mutable_data_ptr(), wide, parallel_for);
+  if (facts.first_bad >= 0) return {facts.first_bad, own_dst, own_src, own_dst, own_src, {}};
+  Tensor rowptr = fast_empty(dst, {num_dst + 1}, type);
+  if (facts.sorted) {
+    cpu::find_rowptr(own_dst.const_data_ptr(), edges, num_dst, rowptr.mutable_data_ptr(), wide,
+                     parallel_for);
+    return {-1, own_dst, own_src, rowptr, own_src, {}};
+  }
+  Tensor col = fast_empty(dst, {edges}, type), perm = fast_empty(dst, {edges}, type);
+  cpu::group({own_dst.const_data_ptr(), own_src.const_data_ptr(), edges, num_dst, wide,
+              rowptr.mutable_data_ptr(), col.mutable_data_ptr(), perm.mutable_data_ptr()},
+             parallel_for);
+  return {-1, own_dst, own_src, rowptr, col, perm};
 }
 
-std::tuple<Tensor, Tensor> group(const Tensor& key, int64_t n) {
-  check_index_vector("key", key);
-  STD_TORCH_CHECK(n >= 0, "got n = ", n, ", expected 0 or more");
-  const int64_t edges = key.size(0);
-  STD_TORCH_CHECK(n > 0 || edges == 0, "got ", edges, " keys, expected none for n = 0");
-  const bool wide = std::max(n, edges) > std::numeric_limits<int32_t>::max();
-  const ScalarType type = wide ? ScalarType::Long : ScalarType::Int;
-  Tensor rowptr = fast_empty(key, {n + 1}, type);
-  Tensor perm = fast_empty(key, {edges}, type);
-  cpu::group(indices_of(key), n, rowptr.mutable_data_ptr(), perm.mutable_data_ptr(), wide,
+std::tuple<Tensor, Tensor, Tensor> transpose(const Tensor& dst, const Tensor& src,
+                                             int64_t num_src) {
+  const bool wide = check_transpose(dst, src, num_src);
+  const ScalarType type = dst.scalar_type();
+  const int64_t edges = dst.size(0);
+  Tensor rowptr = fast_empty(dst, {num_src + 1}, type);
+  Tensor col = fast_empty(dst, {edges}, type), perm = fast_empty(dst, {edges}, type);
+  cpu::group({src.const_data_ptr(), dst.const_data_ptr(), edges, num_src, wide,
+              rowptr.mutable_data_ptr(), col.mutable_data_ptr(), perm.mutable_data_ptr()},
              parallel_for);
-  return {rowptr, perm};
+  return {rowptr, col, perm};
+}
+
+bool same_coo(const Tensor& dst, const Tensor& src, const Tensor& own_dst, const Tensor& own_src) {
+  check_same_coo(dst, src, own_dst, own_src);
+  return cpu::same_indices(indices_of(dst), indices_of(own_dst), parallel_for) &&
+         cpu::same_indices(indices_of(src), indices_of(own_src), parallel_for);
 }
 
 int64_t kernel_calls_so_far() { return kernel_calls.load(std::memory_order_relaxed); }
@@ -236,8 +253,9 @@ STABLE_TORCH_LIBRARY_IMPL(gnn_spmm_plugin, CPU, m) {
   m.impl("_sddmm_tie", TORCH_BOX(&gsp::sddmm_tie));
   m.impl("_edge_softmax", TORCH_BOX(&gsp::edge_softmax));
   m.impl("_edge_softmax_backward", TORCH_BOX(&gsp::edge_softmax_backward));
-  m.impl("_check_coo", TORCH_BOX(&gsp::check_coo));
-  m.impl("_group", TORCH_BOX(&gsp::group));
+  m.impl("_from_coo", TORCH_BOX(&gsp::from_coo));
+  m.impl("_transpose", TORCH_BOX(&gsp::transpose));
+  m.impl("_same_coo", TORCH_BOX(&gsp::same_coo));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(gnn_spmm_plugin, CompositeExplicitAutograd, m) {

@@ -292,47 +292,86 @@ Tensor edge_softmax_backward(const Tensor& rowptr, const OptionalTensor& perm, c
                  rowptr, perm, p, &grad);
 }
 
-Tensor check_coo(const Tensor& dst, const Tensor& src, int64_t num_dst, int64_t num_src) {
-  check_coo_inputs(dst, src, num_dst, num_src);
-  STD_TORCH_CHECK(dst.scalar_type() == src.scalar_type(), "dst is ", dst.scalar_type(),
-                  " but src is ", src.scalar_type(), ", expected one type");
-  Tensor out = fast_empty(dst, {3}, ScalarType::Long);
-  const Launch launch(dst);
-  launch.check(
-      "check_coo",
-      cuda::check_coo(dst.scalar_type() == ScalarType::Long, dst.const_data_ptr(),
-                      src.const_data_ptr(), dst.stride(0), src.stride(0), dst.size(0), num_dst,
-                      num_src, static_cast<int64_t*>(out.mutable_data_ptr()), launch.stream()));
-  return out;
+// rowptr, col and perm of edges by `key`.
+std::tuple<Tensor, Tensor, Tensor> group(const Tensor& key, const Tensor& other, int64_t rows,
+                                         const Launch& launch) {
+  const ScalarType type = key.scalar_type();
+  cuda::Grouping p{type == ScalarType::Long};
+  p.edges = key.size(0);
+  p.rows = rows;
+  p.key = key.const_data_ptr();
+  p.other = other.const_data_ptr();
+  launch.check("group", cuda::group_bytes(p, &p.scratch_bytes));
+  Tensor rowptr = fast_empty(key, {rows + 1}, type);
+  Tensor col = fast_empty(key, {p.edges}, type), perm = fast_empty(key, {p.edges}, type);
+  // Freed at the end of this call, and reused in stream order only.
+  Tensor scratch = fast_empty(key, {p.scratch_bytes / 4 + 1}, ScalarType::Int);
+  p.rowptr = rowptr.mutable_data_ptr();
+  p.col = col.mutable_data_ptr();
+  p.perm = perm.mutable_data_ptr();
+  p.scratch = scratch.mutable_data_ptr();
+  launch.check("group", cuda::group(p, launch.stream()));
+  return {rowptr, col, perm};
 }
 
-std::tuple<Tensor, Tensor> group(const Tensor& key, int64_t n) {
-  check_index_vector("key", key);
-  const int64_t edges = key.size(0);
-  STD_TORCH_CHECK(n >= 0 && (n > 0 || edges == 0), "got n = ", n, " for ", edges,
-                  " keys, expected more than every key");
-  cuda::Group p{std::max(n, edges) > std::numeric_limits<int32_t>::max(),
-                key.scalar_type() == ScalarType::Long};
-  const ScalarType type = p.wide_index ? ScalarType::Long : ScalarType::Int;
-  Tensor rowptr = fast_empty(key, {n + 1}, type), values = fast_empty(key, {edges}, type);
-  Tensor buffers = fast_empty(key, {3, edges}, type);
-  const int64_t bytes = edges * (p.wide_index ? 8 : 4);
-  auto* first = static_cast<char*>(buffers.mutable_data_ptr());
-  p.key = key.const_data_ptr();
-  p.key_stride = key.stride(0);
+std::tuple<int64_t, Tensor, Tensor, Tensor, Tensor, OptionalTensor> from_coo(
+    const Tensor& dst, const Tensor& src, int64_t num_dst, int64_t num_src, bool wide) {
+  check_from_coo(dst, src, num_dst, num_src, wide);
+  STD_TORCH_CHECK(dst.scalar_type() == src.scalar_type(), "dst is ", dst.scalar_type(),
+                  " but src is ", src.scalar_type(), ", expected one type");
+  const ScalarType type = wide ? ScalarType::Long : ScalarType::Int;
+  const int64_t edges = dst.size(0);
+  const Launch launch(dst);
+  Tensor own_dst = fast_empty(dst, {edges}, type), own_src = fast_empty(dst, {edges}, type);
+  Tensor fact = fast_empty(dst, {1}, ScalarType::Long);
+  cuda::CheckCoo p{dst.scalar_type() == ScalarType::Long, wide};
+  p.dst = dst.const_data_ptr();
+  p.src = src.const_data_ptr();
+  p.dst_stride = dst.stride(0);
+  p.src_stride = src.stride(0);
   p.edges = edges;
-  p.rows = n;
-  p.keys = first;
-  p.more_keys = first + bytes;
-  p.more_values = first + 2 * bytes;
-  p.values = values.mutable_data_ptr();
-  p.rowptr = rowptr.mutable_data_ptr();
-  const Launch launch(key);
-  launch.check("group", cuda::group_bytes(p, &p.temporary_bytes));
-  Tensor temporary = fast_empty(key, {p.temporary_bytes / 4 + 1}, ScalarType::Int);
-  p.temporary = temporary.mutable_data_ptr();
-  launch.check("group", cuda::group(p, launch.stream()));
-  return {rowptr, values};
+  p.num_dst = num_dst;
+  p.num_src = num_src;
+  p.own_dst = own_dst.mutable_data_ptr();
+  p.own_src = own_src.mutable_data_ptr();
+  p.fact = fact.mutable_data_ptr();
+  launch.check("from_coo", cuda::check_coo(p, launch.stream()));
+  const cuda::CooFacts facts = cuda::read_fact(item(fact));
+  if (facts.first_bad >= 0) return {facts.first_bad, own_dst, own_src, own_dst, own_src, {}};
+  if (!facts.sorted) {
+    const auto [rowptr, col, perm] = group(own_dst, own_src, num_dst, launch);
+    return {-1, own_dst, own_src, rowptr, col, perm};
+  }
+  Tensor rowptr = fast_empty(dst, {num_dst + 1}, type);
+  launch.check("from_coo", cuda::find_rowptr(wide, p.own_dst, edges, num_dst,
+                                             rowptr.mutable_data_ptr(), launch.stream()));
+  return {-1, own_dst, own_src, rowptr, own_src, {}};
+}
+
+std::tuple<Tensor, Tensor, Tensor> transpose(const Tensor& dst, const Tensor& src,
+                                             int64_t num_src) {
+  check_transpose(dst, src, num_src);
+  return group(src, dst, num_src, Launch(dst));
+}
+
+bool same_coo(const Tensor& dst, const Tensor& src, const Tensor& own_dst, const Tensor& own_src) {
+  check_same_coo(dst, src, own_dst, own_src);
+  const Launch launch(dst);
+  Tensor fact = fast_empty(dst, {1}, ScalarType::Long);
+  launch.check("same_coo",
+               cudaMemsetAsync(fact.mutable_data_ptr(), 0xff, sizeof(int64_t), launch.stream()));
+  for (const auto& [given, kept] : {std::pair(&dst, &own_dst), std::pair(&src, &own_src)}) {
+    cuda::Compare p{given->scalar_type() == ScalarType::Long,
+                    kept->scalar_type() == ScalarType::Long};
+    p.a = given->const_data_ptr();
+    p.b = kept->const_data_ptr();
+    p.a_stride = given->stride(0);
+    p.b_stride = kept->stride(0);
+    p.size = given->size(0);
+    p.fact = fact.mutable_data_ptr();
+    launch.check("same_coo", cuda::compare(p, launch.stream()));
+  }
+  return item(fact) != 0;
 }
 
 Tensor speed_of_light(const Tensor& col, const OptionalTensor& weight, const Tensor& x,
@@ -382,8 +421,9 @@ STABLE_TORCH_LIBRARY_IMPL(gnn_spmm_plugin, CUDA, m) {
   m.impl("_sddmm_tie", TORCH_BOX(&sddmm_tie));
   m.impl("_edge_softmax", TORCH_BOX(&edge_softmax));
   m.impl("_edge_softmax_backward", TORCH_BOX(&edge_softmax_backward));
-  m.impl("_check_coo", TORCH_BOX(&check_coo));
-  m.impl("_group", TORCH_BOX(&group));
+  m.impl("_from_coo", TORCH_BOX(&from_coo));
+  m.impl("_transpose", TORCH_BOX(&transpose));
+  m.impl("_same_coo", TORCH_BOX(&same_coo));
   m.impl("_speed_of_light", TORCH_BOX(&speed_of_light));
 }
 

@@ -48,10 +48,16 @@ STABLE_TORCH_LIBRARY(gnn_spmm_plugin, m) {
   // Softmax over the edges into each row; [E] or [E, H], in the caller's order.
   m.def("_edge_softmax(Tensor rowptr, Tensor? perm, Tensor logits) -> Tensor");
   m.def("_edge_softmax_backward(Tensor rowptr, Tensor? perm, Tensor p, Tensor grad) -> Tensor");
-  // int64 [3]: first position with an index out of range or -1; 1 if dst never decreases; 0.
-  m.def("_check_coo(Tensor dst, Tensor src, SymInt num_dst, SymInt num_src) -> Tensor");
-  // Stable counting sort: rowptr [n + 1] and perm [E].
-  m.def("_group(Tensor key, SymInt n) -> (Tensor, Tensor)");
+  // The CSR of an edge list. Returns the first position with an index out of range (then nothing
+  // else means anything) or -1; copies of dst and src; rowptr, col, and perm, or none where dst
+  // never decreases: then col is the copy of src. All int64 if wide, else int32.
+  m.def(
+      "_from_coo(Tensor dst, Tensor src, SymInt num_dst, SymInt num_src, bool wide) "
+      "-> (int, Tensor, Tensor, Tensor, Tensor, Tensor?)");
+  // rowptr, col and perm of the transposed graph, from those copies.
+  m.def("_transpose(Tensor dst, Tensor src, SymInt num_src) -> (Tensor, Tensor, Tensor)");
+  // Whether an edge list still is what those copies were made from.
+  m.def("_same_coo(Tensor dst, Tensor src, Tensor own_dst, Tensor own_src) -> bool");
   // For measurements, on CUDA alone: gathers the rows of x that col (int32) names, in runs of
   // `run`, and writes an output of `rows` rows without meaning. See cuda/speed_of_light.cuh.
   m.def("_speed_of_light(Tensor col, Tensor? weight, Tensor x, SymInt rows, int run) -> Tensor");

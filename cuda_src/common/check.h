@@ -296,15 +296,46 @@ inline void check_index_vector(const char* name, const Tensor& t) {
   STD_TORCH_CHECK(t.dim() == 1, name, " has shape ", shape_of(t), ", expected 1 dimension");
 }
 
-inline void check_coo_inputs(const Tensor& dst, const Tensor& src, int64_t num_dst,
-                             int64_t num_src) {
-  check_index_vector("dst", dst);
-  check_index_vector("src", src);
-  check_same_device("src", src, dst);
-  STD_TORCH_CHECK(dst.size(0) == src.size(0), "dst has ", dst.size(0), " entries, src has ",
-                  src.size(0), ", expected as many");
+// Two ends of edges, of any type and stride each; how many there are.
+inline int64_t check_ends(const char* a_name, const Tensor& a, const char* b_name,
+                          const Tensor& b) {
+  check_index_vector(a_name, a);
+  check_index_vector(b_name, b);
+  check_same_device(b_name, b, a);
+  STD_TORCH_CHECK(a.size(0) == b.size(0), a_name, " has ", a.size(0), " entries, ", b_name, " has ",
+                  b.size(0), ", expected as many");
+  return a.size(0);
+}
+
+inline void check_from_coo(const Tensor& dst, const Tensor& src, int64_t num_dst, int64_t num_src,
+                           bool wide) {
+  const int64_t edges = check_ends("dst", dst, "src", src);
   STD_TORCH_CHECK(num_dst >= 0 && num_src >= 0, "got num_dst = ", num_dst, ", num_src = ", num_src,
                   ", expected 0 or more");
+  STD_TORCH_CHECK(
+      wide || std::max({num_dst, num_src, edges}) <= std::numeric_limits<int32_t>::max(), "got ",
+      num_dst, " rows, ", num_src, " columns and ", edges, " edges, expected wide = true for them");
+}
+
+// Copies that from_coo has made: contiguous and of one type. Returns whether that is int64.
+inline bool check_transpose(const Tensor& dst, const Tensor& src, int64_t num_src) {
+  const int64_t edges = check_ends("dst", dst, "src", src);
+  check_contiguous("dst", dst);
+  check_vector("src", src, edges, dst.scalar_type(), dst);
+  const bool wide = dst.scalar_type() == ScalarType::Long;
+  STD_TORCH_CHECK(num_src > 0 || (num_src == 0 && edges == 0), "got num_src = ", num_src, " for ",
+                  edges, " edges, expected more than every source");
+  STD_TORCH_CHECK(wide || std::max(num_src, edges) <= std::numeric_limits<int32_t>::max(),
+                  "dst is ", dst.scalar_type(), ", expected int64 for ", num_src, " sources and ",
+                  edges, " edges");
+  return wide;
+}
+
+inline int64_t check_same_coo(const Tensor& dst, const Tensor& src, const Tensor& own_dst,
+                              const Tensor& own_src) {
+  check_ends("dst", dst, "src", src);
+  check_ends("dst", dst, "own_dst", own_dst);
+  return check_ends("dst", dst, "own_src", own_src);
 }
 
 // ---- outputs
@@ -346,6 +377,13 @@ inline Tensor fast_empty(const Tensor& like, std::initializer_list<int64_t> size
                                                          sizes.begin(), strides, dtype, device_type,
                                                          device_index, &handle));
   return Tensor(handle);
+}
+
+// The one number in `t`; waits for the device where that is a GPU.
+inline int64_t item(const Tensor& t) {
+  int64_t value;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_item_int64(t.get(), &value));
+  return value;
 }
 
 inline const void* data_or_null(const OptionalTensor& t) {

@@ -61,25 +61,4 @@ void edge_softmax_backward(const Problem& problem);  // x: probabilities, grad: 
 
 const char* instruction_set();  // "avx512", "avx2" or "baseline": what the kernels run on here
 
-// A vector of indices, int32 or int64 where `wide`.
-struct Indices {
-  const void* data = nullptr;
-  int64_t size = 0;
-  int64_t stride = 1;
-  bool wide = false;
-};
-
-// First position where dst or src is out of range, or -1, and whether dst never decreases.
-struct CooFacts {
-  int64_t first_bad = -1;
-  bool sorted = true;
-};
-CooFacts check_coo(const Indices& dst, const Indices& src, int64_t num_dst, int64_t num_src,
-                   ParallelFor parallel_for);
-
-// Stable counting sort of keys in [0, n): rowptr [n + 1] and perm [size], of int32, or int64 where
-// wide_result.
-void group(const Indices& key, int64_t n, void* rowptr, void* perm, bool wide_result,
-           ParallelFor parallel_for);
-
 }  // namespace gsp::cpu
