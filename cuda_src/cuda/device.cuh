@@ -27,6 +27,21 @@ constexpr int kThreads = 1 << kLogThreads;  // of every block
 constexpr int kWarps = kThreads / 32;
 constexpr unsigned kFullMask = 0xffffffffu;
 
+// What is computed from `v` after this is computed there and not earlier: a hot loop that comes
+// before needs its registers for itself.
+template <typename V>
+__device__ __forceinline__ void not_earlier(V& v) {
+#ifdef __CUDACC__
+  if constexpr (sizeof(V) == 8) {
+    asm volatile("" : "+l"(v));
+  } else {
+    asm volatile("" : "+r"(v));
+  }
+#else
+  (void)v;
+#endif
+}
+
 // run(value of the element type that `dtype` names).
 template <typename Run>
 cudaError_t with_dtype(Dtype dtype, const Run& run) {
