@@ -28,6 +28,7 @@ counters: dict[str, int] = {
     "l2_hits": 0,  # found again by content
     "l2_syncs": 0,  # content comparisons that had to wait for the device
     "memo_hits": 0,  # normalised or looped edge lists of PyG's layers that were not computed again
+    "norms_built": 0,  # normalisations of graph convolutions computed
     "weight_permutes": 0,  # edge weights brought into row order
     "fallbacks": 0,  # an integration left an operation to its host
 }

@@ -161,8 +161,13 @@ def _fake_spmm(
     items: Tensor | None,
     config: list[int],
     mean: bool,
+    self_x: Tensor | None = None,
+    self_scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    relu: bool = False,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    return x.new_empty((_rows(rowptr), x.shape[1]))
+    return x.new_empty((_rows(rowptr), x.shape[1]), dtype=out_dtype)
 
 
 def _fake_spmm_arg(

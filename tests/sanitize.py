@@ -89,6 +89,16 @@ def run(graph, dtype, width, heads, csr, perm, plans, csr_t, perm_t, plans_t):  
             expected, _ = reference.spmm(graph, wide_x * factor, wide_w, "mean" if mean else "sum")
             expected = expected.reshape(13, width) * (cpu_scale_t.double().unsqueeze(1) if scaled else 1)
             check((where, "sum", mean, scaled), out, expected, dtype)
+        if heads == 0:  # the end of a sum: the scales above are of the right sizes for it too
+            own = (grad, scale_t, torch.rand(width + 1, dtype=acc, device="cuda")[1:])
+            results = (torch.float64,) if acc == torch.float64 else (torch.float32, torch.float16, torch.bfloat16)
+            expected, _ = reference.spmm(graph, wide_x, None, "sum")
+            expected = expected + cpu_grad.double() * cpu_scale_t.double().unsqueeze(1) + own[2].cpu().double()
+            for result in results:
+                out = _native.spmm(
+                    csr[0], csr[1], None, x, None, None, items, config, False, *own, relu=True, out_dtype=result
+                )
+                check((where, "epilogue", result), out, expected.relu(), max(dtype, result, key=TOLERANCE.__getitem__))
         for minimum in (False, True):
             best, arg = _native.spmm_arg(csr[0], csr[1], csr[2], row, x, items, config, minimum)
             count = _native.spmm_tie_count(csr[0], csr[1], row, x, best, items, config)

@@ -30,7 +30,7 @@ def _variants(device: str) -> Iterator[tuple[str, tuple[object, ...]]]:
     base = raw_arguments(device)
     yield from base.items()
     optional = {
-        "spmm": (2, 4, 5),
+        "spmm": (2, 4, 5, 9, 10, 11, 13),
         "spmm_arg": (2, 3),
         "spmm_arg_backward": (2, 3),
         "spmm_tie_count": (2,),

@@ -414,9 +414,9 @@ def raw_arguments(device: str) -> dict[str, tuple[object, ...]]:
     w = values((g.num_edges, 2), torch.float32, 3, device=device)
     out, arg = _native.spmm_arg(csr.rowptr, csr.col, csr.perm, w, x, None, [128, 2048, 0, 0, 0, 0, 0, 0], False)
     plan = (None, [128, 2048, 0, 0, 0, 0, 0, 0])
-    scale = torch.ones(37, device=device)
+    scale, bias = torch.ones(37, device=device), torch.ones(4, device=device)
     return {
-        "spmm": (csr.rowptr, csr.col, w, x, scale, scale, *plan, True),
+        "spmm": (csr.rowptr, csr.col, w, x, scale, scale, *plan, True, y, scale, bias, True, torch.float16),
         "spmm_arg": (csr.rowptr, csr.col, csr.perm, w, x, *plan, False),
         "spmm_arg_backward": (other.rowptr, other.col, other.perm, w, y, arg, *plan),
         "spmm_tie_count": (csr.rowptr, csr.col, w, x, out, *plan),

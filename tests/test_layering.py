@@ -19,6 +19,7 @@ LAYERS = (
     ("features", "kernels", "reference"),
     ("plan",),
     ("functional",),
+    ("functional_aggregate",),
     ("cache", "normalize"),
     ("functional_edge_index",),
     ("nn", "integrations"),

@@ -345,6 +345,63 @@ def test_check_coo(index: torch.dtype) -> None:
     assert facts(dst[:0], src[:0]) == [-1, 1]
 
 
+SELF_SCALES = ("none", "one", "rows")
+RESULTS = {torch.float64: (None, torch.float64), torch.float32: (None, torch.float16, torch.bfloat16)}
+
+
+@pytest.mark.parametrize("hub", [0, 20000])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_epilogue(dtype: torch.dtype, hub: int) -> None:
+    csr = random_csr(torch.int32, hub=hub)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    results = RESULTS.get(dtype, (None, torch.float32, torch.float16, torch.bfloat16))
+    turns = itertools.cycle(itertools.product(SELF_SCALES, (False, True), (False, True), results))
+    for width, scaled in itertools.product(WIDTHS[:-1], (False, True)):
+        x, own = features(csr.num_src, width, dtype), features(csr.rows, width, dtype, seed=1)
+        bias = features(1, width, wide, seed=2)[0]  # at an odd address
+        by = [torch.linspace(-0.5, 2, n, dtype=wide) if scaled else None for n in (csr.num_src, csr.rows)]
+        scales = {
+            "none": None,
+            "one": torch.tensor([1.5], dtype=wide),
+            "rows": torch.linspace(-1, 2, csr.rows).to(wide),
+        }
+        total = sum_rows(csr, (x.double() * (1 if by[0] is None else by[0].double()[:, None]))[csr.col.long()])
+        for kind, mean, relu, result in itertools.islice(turns, 13):
+            scale = scales[kind]
+            got = ops._spmm(
+                csr.rowptr, csr.col, None, x, *by, None, [], mean, own, scale, bias, relu=relu, out_dtype=result
+            )
+            expected = total / csr.rowptr.long().diff().clamp(min=1)[:, None] if mean else total
+            expected = expected if by[1] is None else expected * by[1].double()[:, None]
+            expected = expected + own.double() * (1 if scale is None else scale.double()[:, None]) + bias.double()
+            expected = expected.relu() if relu else expected
+            assert got.dtype == result or (result is None and got.dtype == dtype)
+            assert got.is_contiguous()
+            close(got, expected, got.dtype, 1 if mean else max(1.0, hub / 100))
+
+
+def test_parts_of_the_epilogue_alone() -> None:
+    csr, width = random_csr(torch.int64), 21
+    x, own, bias = (
+        features(csr.num_src, width, torch.float32),
+        torch.ones(1, width).expand(csr.rows, width),
+        torch.ones(21),
+    )
+    total = ops._spmm(csr.rowptr, csr.col, None, x, None, None, None, [], False)
+
+    def run(**parts: object) -> torch.Tensor:
+        return ops._spmm(csr.rowptr, csr.col, None, x, None, None, None, [], False, **parts)
+
+    assert torch.equal(run(), total)
+    assert torch.equal(run(self_x=own), total + 1)
+    assert torch.equal(run(bias=bias), total + 1)
+    assert torch.equal(run(relu=True), total.relu())
+    x[3, 4], x[3, 5] = torch.nan, -torch.inf
+    total = ops._spmm(csr.rowptr, csr.col, None, x, None, None, None, [], False)
+    assert total[:, 4].isnan().any()
+    assert torch.equal(run(relu=True).nan_to_num(7), total.relu().nan_to_num(7))
+
+
 def test_any_number_of_threads_gives_the_same_bits() -> None:
     csr = random_csr(torch.int32, rows=3000, num_src=500, edges=40000, hub=30000)
     x = torch.randn(csr.num_src, 70)
@@ -430,6 +487,18 @@ def test_bad_input_says_what_was_got_and_expected() -> None:
     ):
         with pytest.raises(RuntimeError, match=message):
             spmm(**change)
+    for parts, message in (
+        ({"self_x": torch.ones(36, 6)}, r"self_x has shape \[36, 6\], expected \[37, 6\]"),
+        ({"self_x": torch.ones(37, 6).half()}, "self_x is Half, expected Float"),
+        ({"self_scale": torch.ones(1)}, "got self_scale without self_x"),
+        ({"self_x": torch.ones(37, 6), "self_scale": torch.ones(2)}, r"self_scale has shape \[2\], expected \[37\]"),
+        ({"bias": torch.ones(5)}, r"bias has shape \[5\], expected \[6\]"),
+        ({"bias": torch.ones(6).half()}, "bias is Half, expected Float"),
+        ({"out_dtype": torch.int32}, "out_dtype is Int, expected float32, float64"),
+        ({"out_dtype": torch.float64}, "out_dtype is Double for features of Float"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            ops._spmm(csr.rowptr, csr.col, None, x, None, None, None, [], False, **parts)
     with pytest.raises(RuntimeError, match=r"a has shape \[4, 6\], expected \[37, 6\]"):
         ops._sddmm(csr.rowptr, csr.col, None, x[:4], x, 0)
     with pytest.raises(RuntimeError, match="arg is Long, expected Int"):

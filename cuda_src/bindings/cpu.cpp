@@ -55,15 +55,26 @@ cpu::Problem problem_of(const Sizes& sizes, const Tensor& rowptr, const Tensor* 
 
 Tensor spmm(const Tensor& rowptr, const Tensor& col, const OptionalTensor& weight, const Tensor& x,
             const OptionalTensor& src_scale, const OptionalTensor& dst_scale, const OptionalTensor&,
-            const std::vector<int64_t>&, bool mean) {
+            const std::vector<int64_t>&, bool mean, const OptionalTensor& self_x,
+            const OptionalTensor& self_scale, const OptionalTensor& bias, bool relu,
+            std::optional<ScalarType> out_dtype) {
   const Sizes sizes = check_spmm(rowptr, col, weight, x, src_scale, dst_scale);
-  Tensor out = fast_empty(x, {sizes.csr.rows, sizes.width}, sizes.type);
+  const Result result = check_epilogue(sizes, rowptr, self_x, self_scale, bias, out_dtype);
+  Tensor out = fast_empty(x, {sizes.csr.rows, sizes.width}, result.type);
   cpu::Problem p = problem_of(sizes, rowptr, &col, std::nullopt, weight);
   p.x = rows_of(x);
   p.src_scale = data_or_null(src_scale);
   p.dst_scale = data_or_null(dst_scale);
   p.mean = mean;
+  if (self_x) {
+    p.self = rows_of(*self_x);
+    p.self_scale = data_or_null(self_scale);
+    p.self_scale_by_row = result.self_scale_by_row;
+  }
+  p.bias = data_or_null(bias);
+  p.relu = relu;
   p.result = out.mutable_data_ptr();
+  p.result_dtype = result.dtype;
   cpu::spmm(p);
   return out;
 }

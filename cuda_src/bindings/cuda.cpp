@@ -136,16 +136,28 @@ void run(const char* what, cuda::RowOp op, cuda::RowSweep& p, const Sizes& sizes
 
 Tensor spmm(const Tensor& rowptr, const Tensor& col, const OptionalTensor& weight, const Tensor& x,
             const OptionalTensor& src_scale, const OptionalTensor& dst_scale,
-            const OptionalTensor& items, const std::vector<int64_t>& config, bool mean) {
+            const OptionalTensor& items, const std::vector<int64_t>& config, bool mean,
+            const OptionalTensor& self_x, const OptionalTensor& self_scale,
+            const OptionalTensor& bias, bool relu, std::optional<ScalarType> out_dtype) {
   const Sizes sizes = check_spmm(rowptr, col, weight, x, src_scale, dst_scale);
-  Tensor out = fast_empty(x, {sizes.csr.rows, sizes.width}, sizes.type);
+  const Result result = check_epilogue(sizes, rowptr, self_x, self_scale, bias, out_dtype);
+  Tensor out = fast_empty(x, {sizes.csr.rows, sizes.width}, result.type);
   cuda::RowSweep p = sweep_of(sizes, rowptr, col, std::nullopt, weight, x, items, config);
   p.x = x.const_data_ptr();
   p.x_stride = row_stride("x", x, sizes);
   p.src_scale = data_or_null(src_scale);
   p.dst_scale = data_or_null(dst_scale);
   p.mean = mean;
+  if (self_x) {
+    p.self = self_x->const_data_ptr();
+    p.self_stride = self_x->stride(0);
+    p.self_scale = data_or_null(self_scale);
+    p.self_scale_by_row = result.self_scale_by_row;
+  }
+  p.bias = data_or_null(bias);
+  p.relu = relu;
   p.out = out.mutable_data_ptr();
+  p.out_dtype = result.dtype;
   run("spmm", cuda::RowOp::kSum, p, sizes, x);
   return out;
 }
@@ -191,7 +203,8 @@ Tensor spmm_tie_count(const Tensor& rowptr, const Tensor& col, const OptionalTen
   p.x_stride = row_stride("x", x, sizes);
   p.own = out.const_data_ptr();
   p.own_stride = out.stride(0);
-  p.out_wide = count.mutable_data_ptr();
+  p.out = count.mutable_data_ptr();
+  p.out_dtype = sizes.dtype == Dtype::kFloat64 ? Dtype::kFloat64 : Dtype::kFloat32;
   run("spmm_tie_count", cuda::RowOp::kTieCount, p, sizes, x);
   return count;
 }

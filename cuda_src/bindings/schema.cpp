@@ -6,17 +6,21 @@
 //   a position in row order to the caller's edge id; none means they are the same.
 // x [N, F]: float32, float64, float16 or bfloat16; the columns of a row are adjacent, rows may have
 // any stride. weight [E] or [E, H], in row order, of x's dtype, contiguous; column f belongs to
-// head f / (F / H). src_scale [N], dst_scale [M]: float32, or float64 where x is. items, config: a
+// head f / (F / H). self_x [M, F]: as x. src_scale [N], dst_scale [M], self_scale
+// [M] or [1], bias [F]: float32, or float64 where x is; contiguous. items, config: a
 // plan's data for CUDA; the CPU ignores them. Results are contiguous. Sums are kept in float32
 // (float64 for float64) and rounded once.
 #include "common/check.h"
 
 STABLE_TORCH_LIBRARY(gnn_spmm_plugin, m) {
-  // out[r] = dst_scale[r] * (1 / edges of r, if mean) * sum of weight * src_scale * x over the
-  // edges into r
+  // out[r] = relu(dst_scale[r] * (1 / edges of r, if mean) * sum of weight * src_scale * x over the
+  // edges into r + self_scale[r] * self_x[r] + bias), each part where it is given; self_scale may
+  // have a single entry, for all rows. Of out_dtype, or x's.
   m.def(
       "_spmm(Tensor rowptr, Tensor col, Tensor? weight, Tensor x, Tensor? src_scale, "
-      "Tensor? dst_scale, Tensor? items, int[] config, bool mean) -> Tensor");
+      "Tensor? dst_scale, Tensor? items, int[] config, bool mean, Tensor? self_x=None, "
+      "Tensor? self_scale=None, Tensor? bias=None, bool relu=False, ScalarType? out_dtype=None) "
+      "-> Tensor");
   // The largest (smallest) weight * x, each rounded to x's dtype, and the edge id of the first that
   // attains it.
   m.def(
@@ -61,7 +65,7 @@ STABLE_TORCH_LIBRARY(gnn_spmm_plugin, m) {
   // For measurements, on CUDA alone: gathers the rows of x that col (int32) names, in runs of
   // `run`, and writes an output of `rows` rows without meaning. See cuda/speed_of_light.cuh.
   m.def("_speed_of_light(Tensor col, Tensor? weight, Tensor x, SymInt rows, int run) -> Tensor");
-  // How many of the operators above, but for the last three, each library has run in this process.
+  // How many of the operators above, but for the last four, each library has run in this process.
   m.def("_kernel_calls() -> int");
   m.def("_kernel_calls_cuda() -> int");
 }

@@ -95,8 +95,7 @@ inline void check_matrix(const char* name, const Tensor& t, int64_t rows, int64_
 
 // ---- types
 
-inline Dtype feature_dtype(const char* name, const Tensor& t) {
-  const ScalarType type = t.scalar_type();
+inline Dtype feature_dtype(const char* name, ScalarType type) {
   switch (type) {
     case ScalarType::Float:
       return Dtype::kFloat32;
@@ -180,7 +179,7 @@ inline int64_t check_weight(const OptionalTensor& weight, const CsrSizes& csr, i
 inline Sizes check_features(const char* name, const Tensor& x, const CsrSizes& csr,
                             const Tensor& rowptr) {
   check_rows(name, x, rowptr);
-  const Dtype dtype = feature_dtype(name, x);
+  const Dtype dtype = feature_dtype(name, x.scalar_type());
   STD_TORCH_CHECK(csr.edges == 0 || x.size(0) > 0, name, " has shape ", shape_of(x),
                   ", expected a row for every node that the ", csr.edges, " edges come from");
   return {csr, dtype, x.scalar_type(), x.size(1), 1};
@@ -195,6 +194,30 @@ inline Sizes check_spmm(const Tensor& rowptr, const Tensor& col, const OptionalT
   if (src_scale) check_vector("src_scale", *src_scale, x.size(0), scale, rowptr);
   if (dst_scale) check_vector("dst_scale", *dst_scale, s.csr.rows, scale, rowptr);
   return s;
+}
+
+// What a sum is stored as.
+struct Result {
+  Dtype dtype;
+  ScalarType type;
+  bool self_scale_by_row;  // else one for all rows
+};
+
+inline Result check_epilogue(const Sizes& s, const Tensor& rowptr, const OptionalTensor& self_x,
+                             const OptionalTensor& self_scale, const OptionalTensor& bias,
+                             std::optional<ScalarType> out_dtype) {
+  const ScalarType acc = accumulator_type(s.type);
+  if (self_x) check_matrix("self_x", *self_x, s.csr.rows, s.width, s.type, rowptr);
+  STD_TORCH_CHECK(self_x || !self_scale, "got self_scale without self_x, which it multiplies");
+  const bool by_row = self_scale && !(self_scale->dim() == 1 && self_scale->size(0) == 1);
+  if (self_scale) check_vector("self_scale", *self_scale, by_row ? s.csr.rows : 1, acc, rowptr);
+  if (bias) check_vector("bias", *bias, s.width, acc, rowptr);
+  const ScalarType type = out_dtype.value_or(s.type);
+  const Dtype dtype = feature_dtype("out_dtype", type);
+  STD_TORCH_CHECK((dtype == Dtype::kFloat64) == (s.dtype == Dtype::kFloat64), "out_dtype is ", type,
+                  " for features of ", s.type,
+                  ": sums of float64 are float64, other sums float32, float16 or bfloat16");
+  return {dtype, type, by_row};
 }
 
 inline Sizes check_spmm_arg(const Tensor& rowptr, const Tensor& col, const OptionalTensor& perm,
@@ -270,7 +293,7 @@ inline Sizes check_edge_softmax(const Tensor& rowptr, const OptionalTensor& perm
                   ", expected [edges] or [edges, heads]");
   check_contiguous(name, values);
   check_same_device(name, values, rowptr);
-  const Dtype dtype = feature_dtype(name, values);
+  const Dtype dtype = feature_dtype(name, values.scalar_type());
   const CsrSizes csr = check_csr(rowptr, nullptr, perm, values.size(0));
   const int64_t heads = dim == 1 ? 1 : values.size(1);
   return {csr, dtype, values.scalar_type(), heads, heads};

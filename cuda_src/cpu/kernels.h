@@ -41,10 +41,16 @@ struct Problem {
   Matrix arg;                    // the forward's arg, index type
   const void* src_scale = nullptr;
   const void* dst_scale = nullptr;
+  Matrix self;                       // added to the sum of each row
+  const void* self_scale = nullptr;  // what it is multiplied by: one for each row, or for all
+  bool self_scale_by_row = false;
+  const void* bias = nullptr;
   bool mean = false;
+  bool relu = false;
   bool minimum = false;
-  void* result = nullptr;      // contiguous
-  void* result_arg = nullptr;  // contiguous, index type
+  void* result = nullptr;                // contiguous
+  Dtype result_dtype = Dtype::kFloat32;  // of spmm; the others know theirs
+  void* result_arg = nullptr;            // contiguous, index type
   ParallelFor parallel_for = nullptr;
 };
 

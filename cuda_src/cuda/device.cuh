@@ -33,8 +33,8 @@ constexpr int kItemThreads =
 constexpr int kWarps = kThreads / 32;
 constexpr unsigned kFullMask = 0xffffffffu;
 
-// Keeps a value that a loop needs in its register: the compiler would rather compute it anew in
-// every round, from the thread's number on.
+// Pins a value to its register at this point. The compiler would rather compute what a loop needs
+// anew in every round, and what is needed after a loop before it.
 template <typename V>
 __device__ __forceinline__ void keep(V& value) {
 #ifdef __CUDA_ARCH__

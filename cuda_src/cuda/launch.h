@@ -26,10 +26,15 @@ struct RowSweep {
   const void* arg = nullptr;
   const void* src_scale = nullptr;
   const void* dst_scale = nullptr;
+  const void* self = nullptr;  // this and what is below: epilogue.cuh
+  const void* self_scale = nullptr;
+  const void* bias = nullptr;
+  bool self_scale_by_row = false;
+  bool relu = false;
   void* out = nullptr;
-  void* out_wide = nullptr;
+  Dtype out_dtype = dtype;
   void* out_arg = nullptr;
-  int64_t x_stride = 0, other_stride = 0, own_stride = 0;
+  int64_t x_stride = 0, other_stride = 0, own_stride = 0, self_stride = 0;
   int64_t rows = 0, edges = 0, cols = 0;
   int width = 0;
   int heads = 0;  // 0: one weight for all columns

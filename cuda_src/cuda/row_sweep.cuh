@@ -18,6 +18,7 @@
 
 #include <type_traits>
 
+#include "cuda/epilogue.cuh"
 #include "cuda/vec.cuh"
 
 namespace gsp::cuda {
@@ -34,9 +35,7 @@ struct SweepArgs {
   const T* own;       // read by row
   const Index* arg;   // gathered by column
   const acc_t<T>* src_scale;
-  const acc_t<T>* dst_scale;
-  T* out;
-  acc_t<T>* out_wide;  // instead of out, where the result has the accumulation type
+  Epilogue<T> epilogue;  // of sums; it has the output of all
   Index* out_arg;
   // Bytes between rows of what is gathered. As wide as indices, so that an address takes one
   // multiply-add.
@@ -47,7 +46,6 @@ struct SweepArgs {
   int width;
   int heads;       // 1 where a weight belongs to all columns
   int head_width;  // columns a head
-  bool mean;
   // geometry
   int log_lanes;
   int log_parallel;
@@ -195,27 +193,11 @@ struct AddOp : OpBase<T, Index, kVec, kFold> {
     s.v[k][i] = *v;
   }
 
-  static __device__ __forceinline__ void finish(const Args& a, const State& s, int64_t row,
+  static __device__ __forceinline__ void finish(const Args& a, State& s, int64_t row,
                                                 int64_t length, const Cols& c) {
-    const Acc scale = a.dst_scale == nullptr ? Acc(1) : a.dst_scale[row];
-    const Acc count = a.mean ? Acc(length > 1 ? length : 1) : Acc(1);
 #pragma unroll
     for (int k = 0; k < kFold; ++k) {
-      if (!c.active[k]) continue;
-      const int64_t at = row * a.width + c.at[k];
-      Vec<T, kVec> o;
-#pragma unroll
-      for (int i = 0; i < kVec; ++i) {
-        Acc v = s.v[k][i];
-        if (a.mean) v /= count;
-        if (a.dst_scale != nullptr) v *= scale;
-        if (a.out_wide != nullptr) {
-          a.out_wide[at + i] = v;
-        } else {
-          o.v[i] = narrow<T>(v);
-        }
-      }
-      if (a.out_wide == nullptr) store<T, kVec>(a.out + at, o);
+      if (c.active[k]) finish_sum<kVec>(a.epilogue, row, length, c.at[k], s.v[k]);
     }
   }
 };
@@ -396,7 +378,7 @@ struct ExtremumOp : OpBase<T, Index, kVec, kFold> {
           a.out_arg[at + i] = length == 0 ? Index(-1) : a.perm == nullptr ? p : a.perm[p];
         }
       }
-      store<T, kVec>(a.out + at, o);
+      store<T, kVec>(static_cast<T*>(a.epilogue.out) + at, o);
     }
   }
 };

@@ -20,11 +20,17 @@ inline bool aligned(const void* p, int64_t stride, int64_t elements, int64_t ele
   return reinterpret_cast<uintptr_t>(p) % bytes == 0 && stride * element_size % bytes == 0;
 }
 
+inline int64_t size_of(Dtype dtype) {
+  return dtype == Dtype::kFloat64 ? 8 : dtype == Dtype::kFloat32 ? 4 : 2;
+}
+
 // Whether `vec` elements can be moved at once everywhere.
 inline bool can_move(const RowSweep& p, int vec, int64_t size) {
+  const int64_t out_size = size_of(p.out_dtype), most = 16 / out_size;
   return p.width % vec == 0 && (p.heads <= 1 || p.width / p.heads % vec == 0) &&
          aligned(p.x, p.x_stride, vec, size) && aligned(p.other, p.other_stride, vec, size) &&
-         aligned(p.own, p.own_stride, vec, size) && aligned(p.out, p.width, vec, size) &&
+         aligned(p.own, p.own_stride, vec, size) && aligned(p.self, p.self_stride, vec, size) &&
+         aligned(p.out, p.width, vec < most ? vec : most, out_size) &&
          aligned(p.arg, p.width, vec, p.arg == nullptr ? 1 : int64_t(16) / vec);
 }
 
@@ -40,9 +46,18 @@ SweepArgs<T, Index> typed(const RowSweep& p) {
   a.own = static_cast<const T*>(p.own);
   a.arg = static_cast<const Index*>(p.arg);
   a.src_scale = static_cast<const acc_t<T>*>(p.src_scale);
-  a.dst_scale = static_cast<const acc_t<T>*>(p.dst_scale);
-  a.out = static_cast<T*>(p.out);
-  a.out_wide = static_cast<acc_t<T>*>(p.out_wide);
+  a.epilogue.dst_scale = static_cast<const acc_t<T>*>(p.dst_scale);
+  a.epilogue.self = static_cast<const T*>(p.self);
+  a.epilogue.self_scale = static_cast<const acc_t<T>*>(p.self_scale);
+  a.epilogue.bias = static_cast<const acc_t<T>*>(p.bias);
+  a.epilogue.out = p.out;
+  a.epilogue.self_stride = p.self_stride;
+  a.epilogue.width = p.width;
+  a.epilogue.out_dtype = p.out_dtype;
+  a.epilogue.self_scale_by_row = p.self_scale_by_row;
+  a.epilogue.bias_aligned = reinterpret_cast<uintptr_t>(p.bias) % 16 == 0;
+  a.epilogue.mean = p.mean;
+  a.epilogue.relu = p.relu;
   a.out_arg = static_cast<Index*>(p.out_arg);
   a.x_stride = Index(p.x_stride * int64_t(sizeof(T)));
   a.other_stride = Index(p.other_stride * int64_t(sizeof(T)));
@@ -51,7 +66,6 @@ SweepArgs<T, Index> typed(const RowSweep& p) {
   a.width = p.width;
   a.heads = p.heads > 0 ? p.heads : 1;
   a.head_width = p.width / a.heads;
-  a.mean = p.mean;
   a.long_row = p.long_row;
   a.chunk = p.chunk;
   a.items = static_cast<const int4*>(p.items);

@@ -52,6 +52,16 @@ __device__ __forceinline__ acc_t<T> round_to(acc_t<T> v) {
   return widen<T>(narrow<T>(v));
 }
 
+// Products that the compiler does not join to other operations in one place and not in another.
+__device__ __forceinline__ float multiply(float a, float b) { return __fmul_rn(a, b); }
+__device__ __forceinline__ double multiply(double a, double b) { return __dmul_rn(a, b); }
+__device__ __forceinline__ float multiply_add(float a, float b, float c) {
+  return __fmaf_rn(a, b, c);
+}
+__device__ __forceinline__ double multiply_add(double a, double b, double c) {
+  return __fma_rn(a, b, c);
+}
+
 // kVec adjacent elements, moved in one access where kVec * sizeof(T) is 16, 8, 4 or 2 bytes.
 template <typename T, int kVec>
 struct alignas(sizeof(T) * kVec > 16 ? 16 : sizeof(T) * kVec) Vec {

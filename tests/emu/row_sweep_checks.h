@@ -38,29 +38,32 @@ struct Layout {
   int offset = 0;  // elements past a 16-byte boundary
 };
 
-struct Outputs {
-  bool wide = false, arg = false;
-};
+template <typename T>
+constexpr gsp::Dtype kDtype = gsp::Dtype::kFloat32;
+template <>
+constexpr gsp::Dtype kDtype<double> = gsp::Dtype::kFloat64;
+template <>
+constexpr gsp::Dtype kDtype<__half> = gsp::Dtype::kFloat16;
+template <>
+constexpr gsp::Dtype kDtype<__nv_bfloat16> = gsp::Dtype::kBFloat16;
 
-template <typename T, typename Index>
+template <typename Out, typename Index>
 struct Results {
-  Buffer<T> out;
-  Buffer<acc_t<T>> wide;
+  Buffer<Out> out;
   Buffer<Index> arg;
-  Results(const RowSweep& p, Outputs which)
-      : out(which.wide ? 0 : size_t(p.rows * p.width), 0, kUnwritten),
-        wide(which.wide ? size_t(p.rows * p.width) : 0, 0, kUnwritten),
-        arg(which.arg ? size_t(p.rows * p.width) : 0, 0, kUnwritten) {}
+  Results(const RowSweep& p, bool with_arg)
+      : out(size_t(p.rows * p.width), 0, kUnwritten),
+        arg(with_arg ? size_t(p.rows * p.width) : 0, 0, kUnwritten) {}
 };
 
-template <typename T, typename Index>
-std::unique_ptr<Results<T, Index>> sweep_once(const char* name, RowSweep p, Outputs which,
-                                              const Items* items, emu::Order order,
-                                              const Launcher& launcher) {
-  auto results = std::make_unique<Results<T, Index>>(p, which);
-  if (!which.wide) p.out = results->out.data();
-  if (which.wide) p.out_wide = results->wide.data();
-  if (which.arg) p.out_arg = results->arg.data();
+template <typename T, typename Index, typename Out>
+std::unique_ptr<Results<Out, Index>> sweep_once(const char* name, RowSweep p, bool with_arg,
+                                                const Items* items, emu::Order order,
+                                                const Launcher& launcher) {
+  auto results = std::make_unique<Results<Out, Index>>(p, with_arg);
+  p.out = results->out.data();
+  p.out_dtype = kDtype<Out>;
+  if (with_arg) p.out_arg = results->arg.data();
   const size_t slots = items == nullptr ? 0 : size_t(items->num_slots);
   Buffer<acc_t<T>> scratch(slots * size_t(p.width));
   Buffer<Index> scratch_arg(slots * size_t(p.width));
@@ -78,10 +81,10 @@ std::unique_ptr<Results<T, Index>> sweep_once(const char* name, RowSweep p, Outp
 }
 
 // All that the launcher may be asked for; the first is without a plan.
-template <typename T, typename Index>
-std::vector<std::unique_ptr<Results<T, Index>>> sweep(const char* name, RowSweep p, Outputs which,
-                                                      const Graph<Index>& g, const Shape& shape,
-                                                      const Launcher& launcher) {
+template <typename T, typename Index, typename Out = T>
+std::vector<std::unique_ptr<Results<Out, Index>>> sweep(const char* name, RowSweep p, bool with_arg,
+                                                        const Graph<Index>& g, const Shape& shape,
+                                                        const Launcher& launcher) {
   using emu::Order;
   p.wide_index = sizeof(Index) == 8;
   p.rowptr = g.rowptr.data();
@@ -90,13 +93,12 @@ std::vector<std::unique_ptr<Results<T, Index>>> sweep(const char* name, RowSweep
   p.edges = g.edges;
   p.long_row = shape.long_row;
   p.chunk = shape.chunk;
-  std::vector<std::unique_ptr<Results<T, Index>>> all;
+  std::vector<std::unique_ptr<Results<Out, Index>>> all;
   const auto run = [&](const char* how, const Items* items) {
-    auto first = sweep_once<T, Index>(name, p, which, items, Order::kForward, launcher);
+    auto first = sweep_once<T, Index, Out>(name, p, with_arg, items, Order::kForward, launcher);
     for (const Order order : {Order::kReverse, Order::kShuffled}) {
-      const auto other = sweep_once<T, Index>(name, p, which, items, order, launcher);
-      expect(same_bits(first->out, other->out) && same_bits(first->wide, other->wide) &&
-                 same_bits(first->arg, other->arg),
+      const auto other = sweep_once<T, Index, Out>(name, p, with_arg, items, order, launcher);
+      expect(same_bits(first->out, other->out) && same_bits(first->arg, other->arg),
              "%s, width %d, %d heads, %s: other values in another order", name, p.width, p.heads,
              how);
     }

@@ -91,7 +91,7 @@ void check_extremum(const char* name, bool minimum, const Shape& shape, int widt
   Problem<T, Index> problem(shape, width, with.weighted, with.heads, with.layout);
   RowSweep p = problem.sweep_args();
   if (with.perm) p.perm = problem.g.perm.data();
-  const auto all = sweep<T, Index>(name, p, {false, arg}, problem.g, shape, launcher);
+  const auto all = sweep<T, Index>(name, p, arg, problem.g, shape, launcher);
   for (const auto& other : all) {
     expect(same_bits(all[0]->out, other->out) && same_bits(all[0]->arg, other->arg),
            "%s, width %d: other values under a plan", name, width);
@@ -139,7 +139,7 @@ void check_arg_backward(const char* name, const Shape& shape, int width, Options
   RowSweep p = problem.sweep_args();
   p.arg = arg.data();
   if (with.perm) p.perm = g.perm.data();
-  const auto all = sweep<T, Index>(name, p, {}, g, shape, launcher);
+  const auto all = sweep<T, Index>(name, p, false, g, shape, launcher);
   std::vector<double> want(size_t(g.rows * width)), magnitude(want.size());
   for (int64_t j = 0; j < g.edges; ++j) {
     for (int64_t f = 0; f < width; ++f) {
@@ -165,9 +165,9 @@ void check_tie_count(const char* name, const Shape& shape, int width, Options wi
   RowSweep p = problem.sweep_args();
   p.own = best.data.data();
   p.own_stride = best.stride;
-  const auto all = sweep<T, Index>(name, p, {true, false}, g, shape, launcher);
+  const auto all = sweep<T, Index, acc_t<T>>(name, p, false, g, shape, launcher);
   for (const auto& other : all) {
-    expect(same_bits(all[0]->wide, other->wide), "%s, width %d: other counts under a plan", name,
+    expect(same_bits(all[0]->out, other->out), "%s, width %d: other counts under a plan", name,
            width);
   }
   for (int64_t r = 0; r < g.rows; ++r) {
@@ -175,7 +175,7 @@ void check_tie_count(const char* name, const Shape& shape, int width, Options wi
       int count = 0;
       for (int64_t j = g.rowptr[r]; j < g.rowptr[r + 1]; ++j)
         count += tie(problem.message(j, f, problem.x.at(g.col[j], f)), best.at(r, f));
-      const double got = double(all[0]->wide[r * width + f]);
+      const double got = double(all[0]->out[r * width + f]);
       expect(got == count, "%s, width %d: row %d, column %d: got %g ties, expected %d", name, width,
              int(r), int(f), got, count);
     }
@@ -202,7 +202,7 @@ void check_tie_backward(const char* name, const Shape& shape, int width, Options
   p.other_stride = best.stride;
   p.own = features.data.data();
   p.own_stride = features.stride;
-  const auto all = sweep<T, Index>(name, p, {}, g, shape, launcher);
+  const auto all = sweep<T, Index>(name, p, false, g, shape, launcher);
   std::vector<double> want(size_t(g.rows * width)), magnitude(want.size());
   for (int64_t r = 0; r < g.rows; ++r) {
     for (int64_t j = g.rowptr[r]; j < g.rowptr[r + 1]; ++j) {

@@ -1,0 +1,94 @@
+// What becomes of the sum of a row's messages before it is written: for every kernel that adds.
+#pragma once
+
+#include "cuda/vec.cuh"
+
+namespace gsp::cuda {
+
+// out = act(dst_scale * (sum / edges of the row, where `mean`) + self_scale * self + bias), each
+// part where it is asked for. All branches are the same for every thread of a launch.
+template <typename T>
+struct Epilogue {
+  const acc_t<T>* dst_scale;   // [rows], or null
+  const T* self;               // [rows, width], or null
+  const acc_t<T>* self_scale;  // [rows], or a single one, or null for 1
+  const acc_t<T>* bias;        // [width], or null
+  void* out;                   // [rows, width] of out_dtype
+  int64_t self_stride;         // elements between rows of self
+  int width;
+  Dtype out_dtype;  // any for accumulation in float, float64 for double
+  bool self_scale_by_row;
+  bool bias_aligned;  // to 16 bytes
+  bool mean;
+  bool relu;
+};
+
+// kVec adjacent elements in accesses of at most 16 bytes.
+template <typename Out, int kVec, typename Acc>
+__device__ __forceinline__ void store_as(void* out, int64_t at, const Acc (&v)[kVec]) {
+  constexpr int kPiece = kVec * sizeof(Out) > 16 ? 16 / sizeof(Out) : kVec;
+#pragma unroll
+  for (int i = 0; i < kVec; i += kPiece) {
+    Vec<Out, kPiece> piece;
+#pragma unroll
+    for (int q = 0; q < kPiece; ++q) piece.v[q] = narrow<Out>(v[i + q]);
+    store<Out, kPiece>(static_cast<Out*>(out) + at + i, piece);
+  }
+}
+
+// Writes columns [column, column + kVec) of a row of `length` edges, whose sums are `v`. Products
+// are rounded one by one, whatever is around them, so that every kernel writes the same bits.
+template <int kVec, typename T>
+__device__ __forceinline__ void finish_sum(const Epilogue<T>& e, int64_t row, int64_t length,
+                                           int column, acc_t<T> (&v)[kVec]) {
+  using Acc = acc_t<T>;
+  keep(row);
+  keep(column);
+  if (e.mean) {
+    const Acc count = Acc(length > 1 ? length : 1);
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) v[i] /= count;
+  }
+  if (e.dst_scale != nullptr) {
+    const Acc scale = e.dst_scale[row];
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) v[i] = multiply(v[i], scale);
+  }
+  if (e.self != nullptr) {
+    const Acc scale =
+        e.self_scale == nullptr ? Acc(1) : e.self_scale[e.self_scale_by_row ? row : 0];
+    const Vec<T, kVec> x = load<T, kVec>(e.self + row * e.self_stride + column);
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) v[i] = multiply_add(widen<T>(x.v[i]), scale, v[i]);
+  }
+  if (e.bias != nullptr) {
+    Vec<Acc, kVec> bias;
+    if (e.bias_aligned) {
+      bias = load_wide_if<Acc, kVec>(true, e.bias + column);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) bias.v[i] = e.bias[column + i];
+    }
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) v[i] += bias.v[i];
+  }
+  if (e.relu) {
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) v[i] = v[i] <= Acc(0) ? Acc(0) : v[i];  // NaN stays
+  }
+  const int64_t at = row * e.width + column;
+  if constexpr (sizeof(Acc) == 8) {
+    store_as<double>(e.out, at, v);
+  } else {
+    switch (e.out_dtype) {
+      case Dtype::kFloat16:
+        return store_as<__half>(e.out, at, v);
+      case Dtype::kBFloat16:
+        return store_as<__nv_bfloat16>(e.out, at, v);
+      default:
+        return store_as<float>(e.out, at, v);
+    }
+  }
+}
+
+}  // namespace gsp::cuda
