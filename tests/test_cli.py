@@ -77,6 +77,22 @@ def test_bench(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(json_file.read_text())["lines"] == []  # none of the graphs that the goals are about
 
 
+def test_bench_graphs_and_suites(tmp_path: Path) -> None:
+    """Drawn graphs shrunk, those of a folder, and a suite of which a part is picked."""
+    np.savez(tmp_path / "mine.npz", rowptr=np.array([0, 2, 2, 3]), col=np.array([0, 1, 2]), num_nodes=3)
+    file = tmp_path / "b.json"
+    common = ("--device", "cpu", "--tiny", "--budget", "0.1", "--json", str(file))
+    chosen = ("--graph", "arxivlike_shuf", "--graph-dir", str(tmp_path), "--width", "4", "--weighted", "yes")
+    assert run("bench", *chosen, "--reduce", "sum", "--dtype", "float32", "float64", *common) == 0
+    rows = json.loads(file.read_text())["rows"]
+    found = {(r["graph"], r["dtype"]) for r in rows if r["contender"] == "ours:auto" and r["ms_median"]}
+    assert found == {(g, d) for g in ("arxivlike_shuf", "mine") for d in ("float32", "float64")}
+    assert run("bench", "--suite", "quick", "--graph", "cora", "--reduce", "max", "--contender", "ours", *common) == 0
+    rows = json.loads(file.read_text())["rows"]
+    assert {(r["graph"], r["reduce"], r["width"]) for r in rows} == {("cora", "max", "16"), ("cora", "max", "64")}
+    assert {r["contender"] for r in rows} == {"ours:auto", "limit:copy"}
+
+
 def test_bench_does_not_time_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from gnn_spmm_plugin.bench import contenders
 
