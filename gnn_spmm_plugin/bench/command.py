@@ -15,7 +15,7 @@ from torch import Tensor
 from .. import data
 from .._table import show
 from ..data.edges import SUFFIXES, read_edges
-from ..kernels import DTYPES, REDUCES
+from ..kernels import DTYPES, REDUCES, for_device
 from . import run, suites
 from .contenders import OPPONENTS, SETTINGS
 from .graphs import SPECS, Csr, named
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--budget",
         "milliseconds to time each contender in each mode, default 30",
-        type=float,
+        type=_milliseconds,
         default=30.0,
         metavar="MS",
     )
@@ -72,6 +72,16 @@ def _positive(value: str) -> int:
     if not value.isdecimal() or int(value) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number, 1 or more, got {value!r}")
     return int(value)
+
+
+def _milliseconds(value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number, more than 0, got {value!r}")
+    return number
 
 
 def random_edges(name: str) -> tuple[Tensor, int]:
@@ -130,6 +140,8 @@ def jobs_of(args: argparse.Namespace, device: str) -> list[run.Job]:
     if args.graph_dir is not None and not files:
         raise ValueError(f"there is no .npz file in {args.graph_dir}")
     kernels = ("auto", *(args.kernel or ()))
+    for name in kernels[1:]:
+        for_device(torch.device(device), name)
     plain = [args.graph, args.width, args.dtype, args.reduce, args.weighted, args.order, args.setting]
     suite = args.suite
     if suite is None and not files and all(v is None for v in plain):

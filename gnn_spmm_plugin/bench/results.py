@@ -128,20 +128,16 @@ def _version(distribution: str) -> str | None:
 
 
 def _driver() -> str:
-    for query in (["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],):
-        try:
-            done = subprocess.run(query, capture_output=True, text=True, timeout=20)
-        except (OSError, subprocess.TimeoutExpired):
-            continue
-        if done.returncode == 0 and done.stdout.strip():
-            return done.stdout.split()[0]
-    return "unknown"
+    return _output(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]).split("\n")[0]
 
 
 def _commit() -> str:
-    folder = Path(__file__).parent
+    return _output(["git", "describe", "--always", "--dirty"])
+
+
+def _output(command: list[str]) -> str:
     try:
-        done = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=folder, capture_output=True, text=True)
-    except OSError:
+        done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
         return "unknown"
     return done.stdout.strip() or "unknown"

@@ -121,7 +121,8 @@ def judge(
     where, extreme = (max if small else min)(values, key=lambda v: v[1])
 
     def reaches(value: float, wanted: float | None) -> bool:
-        return wanted is None or (value <= wanted if small else value >= wanted)
+        rounding = 1e-9 * value
+        return wanted is None or (value - rounding <= wanted if small else value + rounding >= wanted)
 
     asked = [f"{bar:g}"] if bar is not None else []
     asked += [f"none {'over' if small else 'under'} {worst:g}"] if worst is not None else []

@@ -189,10 +189,17 @@ def _capture(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
     # torch.cuda.graph would empty the allocator's cache each time.
     torch.cuda.synchronize()
     graph.capture_begin(capture_error_mode="thread_local")
+    pool = graph.pool()
     try:
         yield
     finally:
-        graph.capture_end()
+        try:
+            graph.capture_end()
+        except RuntimeError:
+            # What failed leaves the allocator in the belief that a capture goes on, and then it frees no cached memory.
+            with contextlib.suppress(RuntimeError):
+                torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
+            raise
 
 
 def _cache_bytes() -> int:
