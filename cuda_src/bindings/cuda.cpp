@@ -391,7 +391,7 @@ Tensor speed_of_light(const Tensor& col, const OptionalTensor& weight, const Ten
                       int64_t rows, int64_t run) {
   check_vector("col", col, col.dim() == 1 ? col.size(0) : 0, ScalarType::Int, x);
   check_rows("x", x, col);
-  cuda::SpeedOfLight p{feature_dtype("x", x)};
+  cuda::SpeedOfLight p{feature_dtype("x", x.scalar_type())};
   const auto starts_at_16 = [](const Tensor& t) {
     return reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 == 0;
   };
