@@ -188,8 +188,8 @@ def _captured(calls: Sequence[Call], budget_ms: float, estimates: Sequence[float
 def _capture(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
     # torch.cuda.graph would empty the allocator's cache each time.
     torch.cuda.synchronize()
-    graph.capture_begin(capture_error_mode="thread_local")
-    pool = graph.pool()
+    pool = torch.cuda.graph_pool_handle()
+    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
     try:
         yield
     finally:
