@@ -19,7 +19,7 @@ from ._config import counters, env, log
 from .features import GraphFeatures
 from .graph import Core, Csr, Graph, _refuse_capture, capturing
 from .kernels import DTYPES, KERNELS, REDUCES, Kernel, for_device
-from .schedule import by_degree, check_schedule, list_items
+from .schedule import by_degree, check_schedule, layout_of, list_items
 
 MODES = ("auto", "cold", "warm")
 POLICIES = ("auto", "csr")
@@ -45,17 +45,6 @@ def _lengths(num_rows: int, num_edges: int) -> tuple[int, int]:
     while num_rows > 100_000 and long_row < 4 * num_edges // num_rows:
         long_row *= 2
     return long_row, max(2048, 4 * long_row)
-
-
-def _piece(features: GraphFeatures) -> int:
-    """Edges that one lane group sweeps at most under a warm plan.
-
-    A piece is a chain of dependent gathers, and the GPU waits for the last ones: the shorter the whole product, the
-    shorter its pieces. Where most rows are long, shorter pieces would only mean more partial results.
-    """
-    if features.mean_degree >= 64:
-        return 256
-    return 64 if features.num_edges < 8_000_000 else 128
 
 
 @dataclass(frozen=True)
@@ -108,7 +97,7 @@ class Plan:
             f = self.features
             lines.append(
                 f"  features  mean degree {f.mean_degree:.1f}  degree_cv {f.degree_cv:.2f}  "
-                f"longest row {f.max_degree:,}  empty rows {f.empty_rows:,}"
+                f"longest row {f.max_degree:,}  empty rows {f.empty_rows:,}  locality {f.locality:.2f}"
             )
         lines.append(f"  schedule  {self.schedule}")
         lines += [f"  {reason}" for reason in self.reasons]
@@ -145,10 +134,13 @@ def _warm(csr: Csr, kernel: Kernel, schedule: str | Tensor | None = None) -> Pla
             how = f"a block shares a row of over {long_row}" if config[0] else f"none of over {long_row}"
             reasons.append(f"rows      fewer than {SMALL_EDGES:,} edges: straight from the CSR arrays; {how}")
         else:
-            chunk = _piece(features)
-            items, num_split, num_slots = list_items(csr, chunk, order)
-            config[1:5] = [chunk, len(items) - num_split, num_split, num_slots]
-            reasons.append(f"items     {config[2]:,} of at most {chunk} edges, sorted by length in windows")
+            layout = layout_of(features)
+            items, num_split, num_slots = list_items(csr, layout, order)
+            config[1:5] = [layout.chunk, len(items) - num_split, num_split, num_slots]
+            reasons.append(
+                f"items     {config[2]:,} of {layout.chunk} edges at most, longest first among "
+                f"{layout.window or config[2]:,} neighbours, those of over {layout.long} ahead of all"
+            )
             if num_split:
                 reasons.append(f"split     {num_split:,} rows into {num_slots:,} pieces, merged in order")
     name = "the caller's" if isinstance(schedule, Tensor) else schedule or "natural"

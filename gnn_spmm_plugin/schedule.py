@@ -6,14 +6,43 @@ nor the order of summation inside a row, so features stay where they are.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
+from .features import GraphFeatures
 from .graph import Csr
 
-#: Items are sorted by length among this many neighbours in the schedule: the lane groups of a warp then end together,
-#: while rows that lie together are still swept together. Sorting all of them costs more locality than it saves.
-WINDOW = 1024
+
+@dataclass(frozen=True)
+class Layout:
+    """How rows are cut and ordered.
+
+    Attributes:
+        chunk: edges that a piece of a row has at most; in rows of over ``chunk ** 2`` edges their square root, so that
+            neither the pieces nor their number is what takes long.
+        window: items that are sorted by length together, longest first, so that the lane groups of a warp end
+            together while rows that lie together are still swept together. 0: all of them.
+        long: items of more edges go ahead of all others: what is begun last decides when the whole is done.
+    """
+
+    chunk: int
+    window: int
+    long: int
+
+
+def layout_of(f: GraphFeatures) -> Layout:
+    """The layout that was fastest on an H200 on graphs like this one (docs/benchmarks.md).
+
+    A piece is a chain of dependent gathers. Where most rows are long, short pieces only mean more partial results;
+    where neighbours have columns in common, long pieces keep a warp away from them.
+    """
+    if f.mean_degree >= 64:
+        return Layout(256, 0 if f.num_cols < 100_000 else 1024, 256)
+    if f.num_edges < 4_000_000:  # soon over: the last pieces count most
+        return Layout(64, 1024, 32)
+    return Layout(64, 1024, 64) if f.locality >= 0.3 else Layout(256, 1024, 64)
 
 
 def check_schedule(csr: Csr, schedule: Tensor) -> Tensor:
@@ -42,14 +71,13 @@ def by_degree(csr: Csr) -> Tensor:
     return csr.degree().argsort(descending=True, stable=True)
 
 
-def list_items(csr: Csr, chunk: int, order: Tensor | None = None, window: int = WINDOW) -> tuple[Tensor, int, int]:
-    """What the CUDA kernel walks through: every row once, those of more than `chunk` edges in pieces.
+def list_items(csr: Csr, layout: Layout, order: Tensor | None = None) -> tuple[Tensor, int, int]:
+    """What the CUDA kernel walks through: every row once, long ones in pieces.
 
     Args:
-        csr: int32 indices.
-        chunk: edges that a piece may have.
+        csr: int32 indices, at least one row.
+        layout: how rows are cut and ordered.
         order: int64 permutation of the rows; None: as they are.
-        window: items that are sorted by length together, longest first.
 
     Returns:
         ``[n + m, 4]`` int32, with m and the number of scratch slots. First n items {row, begin, end, slot}: a slot of
@@ -61,22 +89,26 @@ def list_items(csr: Csr, chunk: int, order: Tensor | None = None, window: int = 
     rows = torch.arange(csr.num_rows, device=device)
     if order is not None:
         begin, degree, rows = begin[order], degree[order], order
-    pieces = ((degree + chunk - 1) // chunk).clamp(min=1)
+    length = degree.double().sqrt().ceil().long().clamp(min=layout.chunk)
+    pieces = ((degree + length - 1) // length).clamp(min=1)
     ends = pieces.cumsum(0)
     total = int(ends[-1])
+    number = torch.arange(total, device=device)
     owner = torch.arange(csr.num_rows, device=device).repeat_interleave(pieces, output_size=total)
-    start = begin[owner] + (torch.arange(total, device=device) - (ends - pieces)[owner]) * chunk
-    stop = torch.minimum(start + chunk, (begin + degree)[owner])
+    start = begin[owner] + (number - (ends - pieces)[owner]) * length[owner]
+    stop = torch.minimum(start + length[owner], (begin + degree)[owner])
     split = (pieces > 1).nonzero().flatten()
     slot = torch.full_like(start, -1)
     if len(split):
         is_split = (pieces > 1)[owner]
         slot[is_split] = torch.arange(int(pieces[split].sum()), device=device)
     items = torch.stack([rows[owner], start, stop, slot], 1)
-    if window > 1:
-        # In windows of the schedule, and there by falling length; the sort is stable.
-        key = torch.arange(total, device=device) // window * (chunk + 1) + (chunk - (stop - start))
-        items = items[key.argsort(stable=True)]
+    # Long ones first; then in windows of the schedule, and there by falling length. The sort is stable.
+    size = stop - start
+    most = int(length.max()) + 1
+    window = number // (layout.window or total)
+    window += (size <= layout.long) * (total + 1)
+    items = items[(window * most - size).argsort(stable=True)]
     slots_end = pieces[split].cumsum(0)
     merges = torch.stack([rows[split], slots_end - pieces[split], slots_end, torch.zeros_like(slots_end)], 1)
     num_slots = int(slots_end[-1]) if len(split) else 0

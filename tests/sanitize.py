@@ -16,7 +16,7 @@ from torch import Tensor
 
 import gnn_spmm_plugin as gsp
 from gnn_spmm_plugin import _native, reference
-from gnn_spmm_plugin.schedule import list_items
+from gnn_spmm_plugin.schedule import Layout, list_items
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 WIDTHS = (1, 2, 8, 24, 33, 66, 100, 256, 300)
@@ -51,7 +51,7 @@ def main() -> None:
             continue  # int64 indices have one instantiation
         halves = []
         for csr in (graph._csr, graph._csr_t):
-            items, split, slots = list_items(csr, CHUNK)
+            items, split, slots = list_items(csr, Layout(CHUNK, 4, LONG_ROW))
             listed = [LONG_ROW, CHUNK, len(items) - split, split, slots]
             arrays = [t.long() if wide else t for t in (csr.rowptr, csr.col, csr.perm) if t is not None]
             plans = [(None, [LONG_ROW, CHUNK, *[0] * 6])]

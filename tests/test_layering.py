@@ -17,6 +17,7 @@ LAYERS = (
     ("_native",),
     ("graph",),
     ("features", "kernels", "reference"),
+    ("schedule",),
     ("plan",),
     ("functional",),
     ("functional_aggregate",),

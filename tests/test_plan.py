@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import math
 import weakref
 
 import pytest
@@ -16,7 +17,7 @@ from strategies import DTYPES, NAMED, REDUCES, edges, values
 import gnn_spmm_plugin as gsp
 from gnn_spmm_plugin.features import GraphFeatures
 from gnn_spmm_plugin.plan import WARM_AFTER, default_plan
-from gnn_spmm_plugin.schedule import by_degree, list_items
+from gnn_spmm_plugin.schedule import Layout, by_degree, layout_of, list_items
 
 
 @pytest.fixture(autouse=True)
@@ -129,21 +130,28 @@ def test_explain(device: str) -> None:
 @given(
     e=edges(max_edges=400),
     chunk=st.sampled_from([1, 3, 8, 64]),
-    window=st.sampled_from([1, 4, 1024]),
+    window=st.sampled_from([0, 1, 4, 1024]),
+    long=st.sampled_from([0, 3, 1000]),
     order=st.sampled_from([None, "degree", "random"]),
 )
-def test_work_items(device, e, chunk, window, order) -> None:  # type: ignore[no-untyped-def]
+def test_work_items(device, e, chunk, window, long, order) -> None:  # type: ignore[no-untyped-def]
     """Every row once, or its pieces in order; each of at most `chunk` edges; slots and merges that belong together."""
     csr = e.graph(device)._csr
     if csr.num_rows == 0:
         return
     rows = None if order is None else by_degree(csr) if order == "degree" else torch.randperm(csr.num_rows).to(device)
-    items, num_split, num_slots = list_items(csr, chunk, rows, window)
+    items, num_split, num_slots = list_items(csr, Layout(chunk, window, long), rows)
     assert items.dtype == torch.int32 and items.is_contiguous()
     pieces, merges = items[: len(items) - num_split].tolist(), items[len(items) - num_split :].tolist()
-    for start in range(0, len(pieces), window):
-        lengths = [end - begin for _, begin, end, _ in pieces[start : start + window]]
-        assert window == 1 or lengths == sorted(lengths, reverse=True)
+    lengths = [end - begin for _, begin, end, _ in pieces]
+    assert [n > long for n in lengths] == sorted((n > long for n in lengths), reverse=True)
+    if window == 0:
+        assert lengths == sorted(lengths, reverse=True)
+    if long == 1000 and window == 4 and chunk == 64:  # whole windows, no row split: sorted in each
+        for start in range(0, len(lengths), 4):
+            assert max(csr.degree().tolist()) > 64 or lengths[start : start + 4] == sorted(
+                lengths[start : start + 4], reverse=True
+            )
     by_row: dict[int, list[list[int]]] = {}
     for piece in pieces:
         by_row.setdefault(piece[0], []).append(piece)
@@ -153,7 +161,8 @@ def test_work_items(device, e, chunk, window, order) -> None:  # type: ignore[no
         parts.sort(key=lambda piece: piece[1])
         assert parts[0][1] == csr.rowptr[row] and parts[-1][2] == csr.rowptr[row + 1]
         assert all(a[2] == b[1] for a, b in itertools.pairwise(parts))
-        assert all(end - begin <= chunk for _, begin, end, _ in parts)
+        most = max(chunk, math.ceil(math.sqrt(parts[-1][2] - parts[0][1])))
+        assert all(end - begin <= most for _, begin, end, _ in parts)
         if len(parts) == 1:
             assert parts[0][3] == -1
         else:
@@ -303,3 +312,26 @@ def test_default_plan_serves_every_kind_of_call(device: str, dtype: torch.dtype)
             assert plan is None or plan.mode == "cold" or current is plan
             plan = current
     gc.collect()
+
+
+def test_layouts() -> None:
+    """Which graphs get which layout: both sides of each threshold of `layout_of`."""
+
+    def of(edges: int, mean: float, cols: int = 10**6, locality: float = 0.0) -> tuple[int, int, int]:
+        layout = layout_of(GraphFeatures(int(edges / mean), cols, edges, mean, 10**4, 1.0, 0, locality))
+        return layout.chunk, layout.window, layout.long
+
+    assert of(10**6, 64, 99_999) == (256, 0, 256)
+    assert of(10**6, 64, 100_000) == (256, 1024, 256)
+    assert of(3_999_999, 63.9) == (64, 1024, 32)
+    assert of(4_000_000, 63.9, locality=0.3) == (64, 1024, 64)
+    assert of(4_000_000, 63.9, locality=0.29) == (256, 1024, 64)
+
+
+def test_locality(device: str) -> None:
+    n = 640
+    ring = torch.stack([torch.arange(n), (torch.arange(n) + 1) % n])
+    far = torch.stack([torch.arange(n), (torch.arange(n) + n // 2) % n])
+    for edge_index, size, expected in ((ring, n, (n - 1) / n), (far, n, 0.0), (ring, (n, n + 1), 0.0)):
+        g = gsp.Graph.from_edge_index(edge_index.to(device), size)
+        assert GraphFeatures.of(g._csr).locality == pytest.approx(expected)

@@ -19,6 +19,9 @@ inline int power_of_two_from(int64_t v) {
   return p;
 }
 
+// Threads that keep a large GPU busy: 132 multiprocessors of 31 warps.
+constexpr int64_t kFill = 1 << 17;
+
 // What the choice looks at.
 struct Work {
   int64_t rows = 0, edges = 0, cols = 0;
@@ -49,6 +52,11 @@ inline Geometry choose_geometry(const Work& w) {
   const int64_t share[] = {w.vectors <= 4 ? 10 : 64, w.vectors <= 4 ? 64 : 128, 128};
   for (const int64_t edges : share) {
     if (degree >= edges && g.lanes * g.parallel < 32) g.parallel *= 2;
+  }
+  // What few rows leave idle goes to sharing them.
+  while (g.lanes * g.parallel < 32 && degree >= 8 * g.parallel &&
+         w.rows * g.lanes * g.parallel < kFill) {
+    g.parallel *= 2;
   }
   return g;
 }

@@ -17,23 +17,19 @@ struct Epilogue {
   int64_t self_stride;         // elements between rows of self
   int width;
   Dtype out_dtype;  // any for accumulation in float, float64 for double
+  bool plain;       // out is the sum itself, of type T: most rows are short, and then this counts
   bool self_scale_by_row;
   bool bias_aligned;  // to 16 bytes
   bool mean;
   bool relu;
 };
 
-// kVec adjacent elements in accesses of at most 16 bytes.
 template <typename Out, int kVec, typename Acc>
 __device__ __forceinline__ void store_as(void* out, int64_t at, const Acc (&v)[kVec]) {
-  constexpr int kPiece = kVec * sizeof(Out) > 16 ? 16 / sizeof(Out) : kVec;
+  Out narrowed[kVec];
 #pragma unroll
-  for (int i = 0; i < kVec; i += kPiece) {
-    Vec<Out, kPiece> piece;
-#pragma unroll
-    for (int q = 0; q < kPiece; ++q) piece.v[q] = narrow<Out>(v[i + q]);
-    store<Out, kPiece>(static_cast<Out*>(out) + at + i, piece);
-  }
+  for (int i = 0; i < kVec; ++i) narrowed[i] = narrow<Out>(v[i]);
+  store_wide<Out, kVec>(static_cast<Out*>(out) + at, narrowed);
 }
 
 // Writes columns [column, column + kVec) of a row of `length` edges, whose sums are `v`. Products

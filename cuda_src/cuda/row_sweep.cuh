@@ -184,7 +184,17 @@ struct AddOp : OpBase<T, Index, kVec, kFold> {
     }
     return o;
   }
-  // One word of the State at a time, through shared memory or scratch.
+  // A vector of the State to scratch, and back.
+  static __device__ __forceinline__ void save_vector(const State& s, int k, Acc* v, Index*) {
+    store_wide<Acc, kVec>(v, s.v[k]);
+  }
+  static __device__ __forceinline__ void restore_vector(State& s, int k, const Acc* v,
+                                                        const Index*) {
+    const Vec<Acc, kVec> all = load_wide_if<Acc, kVec>(true, v);
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) s.v[k][i] = all.v[i];
+  }
+  // One word of the State at a time, through shared memory.
   static __device__ __forceinline__ void save(const State& s, int k, int i, Acc* v, Index*) {
     *v = s.v[k][i];
   }
@@ -197,7 +207,12 @@ struct AddOp : OpBase<T, Index, kVec, kFold> {
                                                 int64_t length, const Cols& c) {
 #pragma unroll
     for (int k = 0; k < kFold; ++k) {
-      if (c.active[k]) finish_sum<kVec>(a.epilogue, row, length, c.at[k], s.v[k]);
+      if (!c.active[k]) continue;
+      if (a.epilogue.plain) {
+        store_as<T>(a.epilogue.out, row * a.width + c.at[k], s.v[k]);
+      } else {
+        finish_sum<kVec>(a.epilogue, row, length, c.at[k], s.v[k]);
+      }
     }
   }
 };
@@ -303,6 +318,7 @@ struct ExtremumOp : OpBase<T, Index, kVec, kFold> {
   using typename Base::Tap;
   using Best = Reducer<kReduce, Acc, Index>;
   static constexpr bool kHasArg = true;
+  static constexpr int kBlocks = kVec == 8 ? 2 : 3;
   static constexpr int kUnroll = 4;
 
   struct State {
@@ -338,6 +354,24 @@ struct ExtremumOp : OpBase<T, Index, kVec, kFold> {
       }
     }
     return o;
+  }
+  static __device__ __forceinline__ void save_vector(const State& s, int k, Acc* v, Index* p) {
+    Acc values[kVec];
+    Index positions[kVec];
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) {
+      values[i] = s.v[k][i].value;
+      positions[i] = s.v[k][i].position;
+    }
+    store_wide<Acc, kVec>(v, values);
+    store_wide<Index, kVec>(p, positions);
+  }
+  static __device__ __forceinline__ void restore_vector(State& s, int k, const Acc* v,
+                                                        const Index* p) {
+    const Vec<Acc, kVec> values = load_wide_if<Acc, kVec>(true, v);
+    const Vec<Index, kVec> positions = load_wide_if<Index, kVec>(true, p);
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) s.v[k][i] = {values.v[i], positions.v[i]};
   }
   static __device__ __forceinline__ void save(const State& s, int k, int i, Acc* v, Index* p) {
     *v = s.v[k][i].value;
@@ -613,10 +647,10 @@ __device__ __forceinline__ void find_columns(const typename Op::Args& a, int lan
   }
 }
 
-// Folds the States of the `parallel` groups that share a row.
+// Folds the States of the lane groups that share a row, `group` threads.
 template <typename Op>
-__device__ __forceinline__ void merge_groups(int lanes, int parallel, typename Op::State& s) {
-  for (int d = lanes; d < lanes * parallel; d <<= 1) {
+__device__ __forceinline__ void merge_groups(int lanes, int group, typename Op::State& s) {
+  for (int d = lanes; d < group; d <<= 1) {
     const typename Op::State o = Op::shuffle(s, d);
     Op::merge(s, o);
   }
@@ -650,7 +684,7 @@ __global__ void __launch_bounds__(kThreads, Op::kBlocks)
   const int member = (thread >> a.log_lanes) & ((1 << a.log_parallel) - 1);
   sweep<Op>(a, s, own, c, here ? begin + member : Pos(0), here ? end : Pos(0),
             1u << a.log_parallel);
-  merge_groups<Op>(lanes, 1 << a.log_parallel, s);
+  merge_groups<Op>(lanes, 1 << log_group, s);
   if (here && member == 0) Op::finish(a, s, row, int64_t(end - begin), c);
   if (a.long_row == 0 || !__syncthreads_or(is_long)) return;
 
@@ -675,28 +709,29 @@ __global__ void __launch_bounds__(kThreads, Op::kBlocks)
   }
 }
 
-// kLanes, kParallel: the geometry, where it is worth an instantiation of its own, for widths that
-// it divides; 0: as the arguments say.
-template <typename Op, int kLanes, int kParallel>
+// kLogLanes, kLogParallel: the geometry, where it is worth an instantiation of its own, for widths
+// that it divides; -1: as the arguments say.
+template <typename Op, int kLogLanes, int kLogParallel>
 __global__ void __launch_bounds__(kItemThreads, Op::kItemBlocks)
     item_sweep(const __grid_constant__ typename Op::Args a) {
   using Pos = Position<typename Op::Idx>;
-  const int thread = int(threadIdx.x);
-  const int lanes = kLanes > 0 ? kLanes : 1 << a.log_lanes;
-  const int parallel = kLanes > 0 ? kParallel : 1 << a.log_parallel;
+  constexpr bool kFixed = kLogLanes >= 0;
+  const unsigned thread = threadIdx.x;
+  const int log_lanes = kFixed ? kLogLanes : a.log_lanes;
+  const int log_group = log_lanes + (kFixed ? kLogParallel : a.log_parallel);
   typename Op::Cols c;
-  find_columns<Op, (kLanes > 0)>(a, lanes, c);
-  const int64_t at =
-      int64_t(blockIdx.x) * (kItemThreads / (lanes * parallel)) + thread / (lanes * parallel);
-  const bool here = at < a.num_items;
+  find_columns<Op, kFixed>(a, 1 << log_lanes, c);
+  const unsigned at = (blockIdx.x << (kLogItemThreads - log_group)) + (thread >> log_group);
+  const bool here = at < unsigned(a.num_items);
   const int4 item = here ? a.items[at] : make_int4(0, 0, 0, 0);
   typename Op::Row own;
   typename Op::State s;
   if (here) Op::begin(a, item.x, c, own);
-  if constexpr (kLanes == 0) Op::settle(own);
-  const int member = thread / lanes % parallel;
-  sweep<Op, (kLanes > 0)>(a, s, own, c, Pos(item.y) + member, Pos(item.z), parallel);
-  merge_groups<Op>(lanes, parallel, s);
+  if constexpr (!kFixed) Op::settle(own);
+  const unsigned parallel = 1u << (log_group - log_lanes);
+  const unsigned member = (thread >> log_lanes) & (parallel - 1);
+  sweep<Op, kFixed>(a, s, own, c, Pos(item.y) + member, Pos(item.z), parallel);
+  merge_groups<Op>(1 << log_lanes, 1 << log_group, s);
   if (!here || member != 0) return;
   if (item.w < 0) {
     Op::finish(a, s, item.x, int64_t(item.z) - item.y, c);
@@ -705,11 +740,8 @@ __global__ void __launch_bounds__(kItemThreads, Op::kItemBlocks)
 #pragma unroll
   for (int k = 0; k < Op::kFolds; ++k) {
     if (!c.active[k]) continue;
-#pragma unroll
-    for (int i = 0; i < Op::kVecSize; ++i) {
-      const int64_t word = int64_t(item.w) * a.width + c.at[k] + i;
-      Op::save(s, k, i, a.scratch + word, Op::kHasArg ? a.scratch_arg + word : nullptr);
-    }
+    const int64_t at = int64_t(item.w) * a.width + c.at[k];
+    Op::save_vector(s, k, a.scratch + at, Op::kHasArg ? a.scratch_arg + at : nullptr);
   }
 }
 
@@ -727,11 +759,8 @@ __global__ void __launch_bounds__(kItemThreads)
   const int4 merge = a.items[a.num_items + number];
   typename Op::State s;
   const auto fetch = [&](typename Op::State& to, int slot) {
-#pragma unroll
-    for (int i = 0; i < kVec; ++i) {
-      const int64_t word = int64_t(slot) * a.width + at + i;
-      Op::restore(to, 0, i, a.scratch + word, Op::kHasArg ? a.scratch_arg + word : nullptr);
-    }
+    const int64_t from = int64_t(slot) * a.width + at;
+    Op::restore_vector(to, 0, a.scratch + from, Op::kHasArg ? a.scratch_arg + from : nullptr);
   };
   fetch(s, merge.y);
   // A hub has hundreds of pieces: many loads in flight, folded one by one.

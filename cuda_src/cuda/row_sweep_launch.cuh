@@ -58,6 +58,8 @@ SweepArgs<T, Index> typed(const RowSweep& p) {
   a.epilogue.bias_aligned = reinterpret_cast<uintptr_t>(p.bias) % 16 == 0;
   a.epilogue.mean = p.mean;
   a.epilogue.relu = p.relu;
+  a.epilogue.plain = p.dst_scale == nullptr && p.self == nullptr && p.bias == nullptr && !p.mean &&
+                     !p.relu && p.out_dtype == p.dtype;
   a.out_arg = static_cast<Index*>(p.out_arg);
   a.x_stride = Index(p.x_stride * int64_t(sizeof(T)));
   a.other_stride = Index(p.other_stride * int64_t(sizeof(T)));
@@ -97,7 +99,7 @@ cudaError_t launch_rows(const RowSweep& p, cudaStream_t stream) {
 
 // The items of a plan, then the rows that are split.
 template <template <typename, typename, int, int> class Op, typename T, int kVec, int kFold,
-          int kLanes = 0, int kParallel = 0>
+          int kLogLanes = -1, int kLogParallel = -1>
 cudaError_t launch_items(const RowSweep& p, const Geometry& g, cudaStream_t stream) {
   auto a = typed<T, int>(p);
   a.log_lanes = log2_ceil(g.lanes);
@@ -105,8 +107,8 @@ cudaError_t launch_items(const RowSweep& p, const Geometry& g, cudaStream_t stre
   const int64_t vectors = divide_up(p.width, kVec);
   const dim3 grid(unsigned(divide_up(p.num_items, kItemThreads / (g.lanes * g.parallel))),
                   unsigned(divide_up(vectors, int64_t(kFold) * g.lanes)));
-  GSP_LAUNCH_BLOCKS((item_sweep<Op<T, int, kVec, kFold>, kLanes, kParallel>), grid, kItemThreads,
-                    stream, a);
+  GSP_LAUNCH_BLOCKS((item_sweep<Op<T, int, kVec, kFold>, kLogLanes, kLogParallel>), grid,
+                    kItemThreads, stream, a);
   if (p.num_merges > 0) {
     const unsigned blocks = unsigned(divide_up(p.num_merges * vectors, kItemThreads));
     GSP_LAUNCH_BLOCKS((merge_pieces<Op<T, int, kVec, 1>>), blocks, kItemThreads, stream, a);
@@ -130,7 +132,7 @@ cudaError_t launch_vectors(const RowSweep& p, cudaStream_t stream) {
   }
   if constexpr (kFolds) {
     if (g.fold == 2 && g.lanes == 8 && g.parallel == 4 && vectors % 16 == 0)
-      return launch_items<Op, T, kVec, 2, 8, 4>(p, g, stream);
+      return launch_items<Op, T, kVec, 2, 3, 2>(p, g, stream);
     if (g.fold == 2) return launch_items<Op, T, kVec, 2>(p, g, stream);
   }
   return launch_items<Op, T, kVec, 1>(p, g, stream);

@@ -74,30 +74,24 @@ __device__ __forceinline__ Vec<T, kVec> load(const T* p) {
 }
 
 // The same from memory that no one writes to meanwhile, through a pointer that the compiler may
-// have lost track of (see `keep`).
+// have lost track of (see `keep`); zeros where there is nothing to load. Written as a predicated
+// load, not as a branch, and of whole words: two halves of a register would be chosen one by one.
 template <typename T, int kVec>
-__device__ __forceinline__ Vec<T, kVec> load_constant(const T* p) {
+__device__ __forceinline__ Vec<T, kVec> load_if(bool ok, const T* p) {
+  Vec<T, kVec> v{};
 #ifdef __CUDA_ARCH__
-  constexpr int kBytes = sizeof(Vec<T, kVec>);
+  constexpr int kBytes = sizeof(v);
   using Word = std::conditional_t<
       kBytes == 16, uint4,
       std::conditional_t<kBytes == 8, uint2,
                          std::conditional_t<kBytes == 4, unsigned, unsigned short>>>;
   static_assert(sizeof(Word) == kBytes);
-  const Word w = __ldg(reinterpret_cast<const Word*>(p));
-  Vec<T, kVec> v;
+  Word w{};
+  if (ok) w = __ldg(reinterpret_cast<const Word*>(p));
   __builtin_memcpy(&v, &w, kBytes);
-  return v;
 #else
-  return load<T, kVec>(p);
+  if (ok) v = load<T, kVec>(p);
 #endif
-}
-
-// Zeros where there is nothing to load. Written as a predicated load, not as a branch.
-template <typename T, int kVec>
-__device__ __forceinline__ Vec<T, kVec> load_if(bool ok, const T* p) {
-  Vec<T, kVec> v{};
-  if (ok) v = load_constant<T, kVec>(p);
   return v;
 }
 
@@ -118,6 +112,19 @@ __device__ __forceinline__ Vec<T, kVec> load_wide_if(bool ok, const T* p) {
 template <typename T, int kVec>
 __device__ __forceinline__ void store(T* p, const Vec<T, kVec>& v) {
   *reinterpret_cast<Vec<T, kVec>*>(p) = v;
+}
+
+// The same in pieces of 16 bytes.
+template <typename T, int kVec>
+__device__ __forceinline__ void store_wide(T* p, const T (&v)[kVec]) {
+  constexpr int kPiece = kVec * sizeof(T) > 16 ? 16 / sizeof(T) : kVec;
+#pragma unroll
+  for (int i = 0; i < kVec; i += kPiece) {
+    Vec<T, kPiece> piece;
+#pragma unroll
+    for (int q = 0; q < kPiece; ++q) piece.v[q] = v[i + q];
+    store<T, kPiece>(p + i, piece);
+  }
 }
 
 }  // namespace gsp::cuda
