@@ -263,6 +263,7 @@ def _wrapper(cls: type, forward: Callable[..., Any], active: Callable[[Any], boo
         return forward(self, *args, **kwargs)
 
     adapter, compiling = _ADAPTERS[cls], torch.compiler.is_compiling
+    adapter.__qualname__ = forward.__qualname__  # in complaints about arguments
     # TorchScript compiles the source of what this wraps, with the globals of this: so they must be its own.
     made = types.FunctionType(wrapper.__code__, forward.__globals__, "forward", None, wrapper.__closure__)
     return functools.update_wrapper(made, forward)
