@@ -280,6 +280,66 @@ def test_report_names_what_was_fused() -> None:
     assert {row["status"] for row in rows.values()} == {"fused"}
 
 
+# ---------------------------------------------------------------------- torch.compile
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_compiled_to_one_operator(name: str, device: str) -> None:
+    make, takes_weight = LAYERS[name]
+    edge_index = GRAPHS["loops"](device)
+    weight = torch.rand(edge_index.shape[1], device=device)
+    for (widths, flow), w in itertools.product((((F, 3), FLOWS[0]), ((3, F), FLOWS[1])), (None, weight)):
+        if w is not None and not takes_weight:
+            continue
+        torch.manual_seed(0)
+        layer = make(*widths, flow=flow).to(device)
+        x = torch.randint(-3, 4, (N, widths[0]), device=device).relu().float()
+        extra = () if w is None else (w,)
+        expected = outputs_and_gradients(layer, lambda x, e=extra, layer=layer: layer(x, edge_index, *e), x)
+        reset(layer)
+        operators: list[str] = []
+
+        def backend(graph: Any, inputs: Any, operators: list[str] = operators) -> Any:
+            operators.extend(str(node.target) for node in graph.graph.nodes)
+            return graph.forward
+
+        torch._dynamo.reset()
+        with patched(layer):
+            torch.compile(layer, fullgraph=True, backend=backend)(x, edge_index, *extra)
+            reset(layer)
+            torch._dynamo.reset()
+            compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+            got = outputs_and_gradients(layer, lambda x, e=extra, c=compiled: c(x, edge_index, *e), x)
+        assert_same(got, expected, 1e-4)
+        ours = [o for o in operators if "spmm_edge_index" in o]
+        assert len(ours) == (0 if name == "gcn_cached" else 1), operators  # what a layer keeps is PyG's affair
+        assert ours == [] or not any("scatter" in o or "index_select" in o for o in operators)
+    torch._dynamo.reset()
+
+
+def test_compiled_code_notices_what_changes(device: str) -> None:
+    """Another graph, another number of nodes, the end of the patch."""
+    torch._dynamo.reset()
+    layer = tg.SAGEConv(F, 4).to(device)
+    compiled = torch.compile(layer, backend="aot_eager")
+    for nodes, edges, on in ((N, E, True), (N, 90, True), (17, 50, True), (17, 50, False), (N, E, True)):
+        edge_index, x = random_graph(nodes, nodes, edges, device=device), torch.randn(nodes, F, device=device)
+        expected = layer(x, edge_index).detach()
+        with gsp.patch_pyg() if on else contextlib.nullcontext():
+            before = kernel_calls()
+            assert_same([compiled(x, edge_index).detach()], [expected], 1e-5)
+            assert (kernel_calls() > before) is on
+    torch._dynamo.reset()
+
+
+def test_exported_models_are_stock(device: str) -> None:
+    edge_index, x = random_graph(N, N, E, device=device), torch.randn(N, F, device=device)
+    layer = tg.GCNConv(F, 4).to(device)
+    with gsp.patch_pyg():
+        program = torch.export.export(layer, (x, edge_index))
+    assert not any("gnn_spmm_plugin" in str(node.target) for node in program.graph.nodes)
+
+
 # ---------------------------------------------------------------------- cached GCN
 
 

@@ -45,6 +45,18 @@ def _memo_active() -> bool:
     return not _host_only()
 
 
+def _adapts(layer: Any) -> bool:
+    """Whether `layer` may run as a whole: unlike the lazy gather, also while torch.compile traces it."""
+    if torch.compiler.is_compiling():
+        return _active(layer) and not _exporting()
+    return _active(layer) and not _host_only()
+
+
+def _exporting() -> bool:
+    asks = getattr(torch.compiler, "is_exporting", None)
+    return asks is not None and bool(asks())
+
+
 def _host_only() -> bool:
     """Whether something records or transforms the operations, so that they must be PyG's own."""
     return (
@@ -225,7 +237,7 @@ def _install() -> None:
         _saved.append((owner, name, old, new))
         setattr(owner, name, new)
     memo.install(_memo_active)
-    direct.install(lambda layer: _active(layer) and not _host_only())
+    direct.install(_adapts)
 
 
 def _uninstall() -> None:
