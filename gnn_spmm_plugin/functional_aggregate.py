@@ -95,9 +95,8 @@ def aggregate(
         self_x = x if own else self_x.to(compute)
     weight = None if weight is None else weight.to(compute)
     acc = accumulation_dtype(compute)
-    src_scale, dst_scale, self_scale, bias = (
-        None if t is None else t.to(acc).contiguous() for t in (src_scale, dst_scale, self_scale, bias)
-    )
+    src_scale, dst_scale = _vector(src_scale, acc), _vector(dst_scale, acc)
+    self_scale, bias = _vector(self_scale, acc), _vector(bias, acc)
     if _transformed():
         return _plain(graph, x, weight, reduce, src_scale, dst_scale, self_x, self_scale, bias, relu, result)
     core, flipped, plan = graph._core, graph._flipped, None
@@ -109,6 +108,11 @@ def aggregate(
     form = _Form(core, flipped, own, "rows" if reduce == "mean" else None, relu, stored, plan)
     out = _aggregate(x, weight, None if own else self_x, self_scale, bias, src_scale, dst_scale, form)
     return out.to(result)
+
+
+def _vector(t: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """`t` as the kernels read it."""
+    return t if t is None or (t.dtype == dtype and t.is_contiguous()) else t.to(dtype).contiguous()
 
 
 class _Form(NamedTuple):

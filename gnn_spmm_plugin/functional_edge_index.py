@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ._native import accumulation_dtype
 from .cache import graph_of
-from .functional import _first_gradients, _heads, _split_gradients, sddmm, spmm
+from .functional import SCATTER_TIE, _first_gradients, _heads, _split_gradients, sddmm, spmm
 from .graph import Graph
 from .normalize import gcn_norm
 
@@ -157,8 +157,8 @@ def _backward(
         assert picks is not None
         if tie == "first":
             picks = picks.to(graph.col.dtype)
-        derive = _split_gradients if tie == "split" else _first_gradients
-        gx, gw = derive(graph._core, graph._flipped, wide, factor, picks, grad, need_x, need_weight)
+        given = (graph._core, graph._flipped, wide, factor, picks, grad, need_x, need_weight)
+        gx, gw = _first_gradients(*given) if tie == "first" else _split_gradients(*given, zero_wins=tie == SCATTER_TIE)
     return (
         x.new_empty(0) if gx is None else gx.to(x.dtype),
         x.new_empty(0) if gw is None or weight is None else gw.to(weight.dtype),
@@ -205,7 +205,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> 
     reduce, tie = rest[3], rest[4]
     picks = None
     if reduce in ("max", "min"):
-        picks = out if tie == "split" else arg
+        picks = arg if tie == "first" else out
     ctx.save_for_backward(x, edge_index, weight, picks)
     ctx.mark_non_differentiable(arg)
     ctx.rest = rest

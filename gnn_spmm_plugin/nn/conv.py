@@ -295,8 +295,11 @@ def swaps(lin: Any, x: Tensor) -> bool:
     """Whether nobody can tell if the linear layer `lin` comes before the product with a graph or after it."""
     if type(lin) is not Linear or isinstance(lin.weight, UninitializedParameter) or x.dim() != 2:
         return False
-    hooks = lin._forward_hooks or lin._forward_pre_hooks or lin._backward_hooks or lin._backward_pre_hooks
-    return not hooks and not torch.is_autocast_enabled(x.device.type)
+    if lin._forward_hooks or lin._forward_pre_hooks or lin._backward_hooks or lin._backward_pre_hooks:
+        return False
+    if "forward" in lin.__dict__ or lin.weight.dtype != x.dtype:
+        return False
+    return not torch.is_autocast_enabled(x.device.type)
 
 
 def transforms_first(lin: Any, x: Tensor) -> bool:
