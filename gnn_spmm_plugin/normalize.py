@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ._config import counters, verify_always
 from ._native import accumulation_dtype
 from .functional_aggregate import aggregate
-from .graph import Core, Csr, Graph, _index_dtype, _refuse_capture, _rowptr, check_weight, state, unchanged
+from .graph import Core, Csr, Graph, _index_dtype, _refuse_capture, _rowptr, capturing, check_weight, state, unchanged
 
 
 class Normalized(NamedTuple):
@@ -234,6 +234,8 @@ def gcn_norm(
             made = _folded(_weighted(graph, constant, dtype, add_self_loops, improved), dtype)
             kept = weakref.ref(weight), state(weight), made, constant.clone() if compare else None
         setattr(derived, key, kept)
+    if capturing(weight.device):  # read by the CUDA graph even when the weight has changed since
+        graph._csr._pinned.extend(t for t in kept[2] if t is not None)
     structure = without_self_loops(graph).graph if add_self_loops else graph.with_weight(None)
     return Normalized(structure, kept[2][0], None, kept[2][1])
 
