@@ -68,6 +68,10 @@ Tensor spmm(const Tensor& rowptr, const Tensor& col, const OptionalTensor& weigh
   return out;
 }
 
+Tensor row_sum(const Tensor& rowptr, const Tensor& col, const Tensor& x, int64_t, bool mean) {
+  return spmm(rowptr, col, {}, x, {}, {}, {}, {}, mean);
+}
+
 std::tuple<Tensor, Tensor> spmm_arg(const Tensor& rowptr, const Tensor& col,
                                     const OptionalTensor& perm, const OptionalTensor& weight,
                                     const Tensor& x, const OptionalTensor&,
@@ -244,6 +248,7 @@ int64_t kernel_calls_so_far() { return kernel_calls.load(std::memory_order_relax
 
 STABLE_TORCH_LIBRARY_IMPL(gnn_spmm_plugin, CPU, m) {
   m.impl("_spmm", TORCH_BOX(&gsp::spmm));
+  m.impl("_row_sum", TORCH_BOX(&gsp::row_sum));
   m.impl("_spmm_arg", TORCH_BOX(&gsp::spmm_arg));
   m.impl("_spmm_arg_backward", TORCH_BOX(&gsp::spmm_arg_backward));
   m.impl("_spmm_tie_count", TORCH_BOX(&gsp::spmm_tie_count));

@@ -120,6 +120,12 @@ Tensor spmm(const Tensor& rowptr, const Tensor& col, const OptionalTensor& weigh
   return out;
 }
 
+Tensor row_sum(const Tensor& rowptr, const Tensor& col, const Tensor& x, int64_t lengths,
+               bool mean) {
+  return spmm(rowptr, col, {}, x, {}, {}, {}, {lengths >> 32, lengths & 0xffffffff, 0, 0, 0, 0},
+              mean);
+}
+
 std::tuple<Tensor, Tensor> spmm_arg(const Tensor& rowptr, const Tensor& col,
                                     const OptionalTensor& perm, const OptionalTensor& weight,
                                     const Tensor& x, const OptionalTensor& items,
@@ -350,6 +356,7 @@ int64_t calls() { return kernel_calls.load(std::memory_order_relaxed); }
 
 STABLE_TORCH_LIBRARY_IMPL(gnn_spmm_plugin, CUDA, m) {
   m.impl("_spmm", TORCH_BOX(&spmm));
+  m.impl("_row_sum", TORCH_BOX(&row_sum));
   m.impl("_spmm_arg", TORCH_BOX(&spmm_arg));
   m.impl("_spmm_arg_backward", TORCH_BOX(&spmm_arg_backward));
   m.impl("_spmm_tie_count", TORCH_BOX(&spmm_tie_count));
