@@ -230,16 +230,14 @@ def _as_index(t: Any, name: str) -> Tensor:
     return t
 
 
-def same_dtype(dst: Tensor, src: Tensor) -> tuple[Tensor, Tensor]:
-    """Two index vectors in one dtype, as the native builders take them."""
-    return (dst, src) if dst.dtype == src.dtype else (dst.long(), src.long())
-
-
 def _from_coo(dst: Tensor, src: Tensor, num_dst: int, num_src: int) -> Csr:
     """The CSR of an edge list; waits for the device once, and sorts only what is not sorted."""
     _refuse_capture("gnn_spmm_plugin would have to build a graph")
     _native.require(dst.device)
-    dst, src = same_dtype(dst, src)
+    if dst.is_meta:
+        raise ValueError("no graph can be made of edges on the meta device, where they have no values; move them first")
+    if dst.dtype != src.dtype:
+        dst, src = dst.long(), src.long()
     wide = _index_dtype(num_dst, num_src, dst.shape[0]) == torch.int64
     bad, own_dst, own_src, rowptr, col, perm = _native.from_coo(dst, src, num_dst, num_src, wide)
     if bad >= 0:

@@ -63,6 +63,7 @@ class Plan:
         reasons: why this and not another, line by line.
         build_seconds: host time it took to build.
         request: width, dtype and reduction that it was asked for, where it was asked for explicitly.
+        lengths: the first two integers of `config` in one, for a kernel without items.
     """
 
     kernel: Kernel
@@ -75,6 +76,10 @@ class Plan:
     build_seconds: float
     schedule: str = "natural"
     request: tuple[int, torch.dtype, str] | None = None
+    lengths: int = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "lengths", self.config[0] << 32 | self.config[1])
 
     def nbytes(self) -> int:
         """Bytes held besides the graph itself."""

@@ -317,32 +317,15 @@ def test_edge_softmax(dtype: torch.dtype, heads: int, hub: int) -> None:
 @pytest.mark.parametrize(
     ("edges", "n"), [(0, 0), (0, 5), (1, 1), (1000, 7), (1000, 100000), (200000, 3), (200000, 40000)]
 )
-def test_group_is_a_stable_sort(edges: int, n: int, index: torch.dtype) -> None:
+def test_transpose_is_a_stable_sort(edges: int, n: int, index: torch.dtype) -> None:
     gen = torch.Generator().manual_seed(edges + n)
-    key = torch.randint(0, max(n, 1), (edges, 2), generator=gen).to(index)[:, 1]
-    rowptr, perm = ops._group(key, n)
-    assert rowptr.dtype == perm.dtype == torch.int32
+    key, other = torch.randint(0, max(n, 1), (2, edges), generator=gen).to(index)
+    rowptr, col, perm = ops._transpose(other, key, n)
+    assert rowptr.dtype == col.dtype == perm.dtype == index
     assert torch.equal(perm.long(), torch.argsort(key, stable=True))
+    assert torch.equal(col, other[perm.long()])
     assert torch.equal(rowptr[1:].long(), torch.bincount(key, minlength=n).cumsum(0))
     assert rowptr[0] == 0
-
-
-@pytest.mark.parametrize("index", INDICES)
-def test_check_coo(index: torch.dtype) -> None:
-    edges = 150000
-    gen = torch.Generator().manual_seed(0)
-    pairs = torch.randint(0, 10, (edges, 2), generator=gen).to(index)
-    src, dst = pairs.unbind(1)
-
-    def facts(dst: torch.Tensor, src: torch.Tensor) -> list[int]:
-        return ops._check_coo(dst, src, 10, 10).tolist()[:2]
-
-    assert facts(dst, src) == [-1, 0]
-    assert facts(dst.sort().values, src) == [-1, 1]
-    for position, value, which in ((140000, 10, dst), (70000, -1, src), (3, 11, dst)):
-        which[position] = value
-        assert facts(dst, src)[0] == position
-    assert facts(dst[:0], src[:0]) == [-1, 1]
 
 
 SELF_SCALES = ("none", "one", "rows")
@@ -413,7 +396,8 @@ def test_any_number_of_threads_gives_the_same_bits() -> None:
             ops._spmm(csr.rowptr, csr.col, weight, x, None, None, None, [], True),
             *ops._spmm_arg(csr.rowptr, csr.col, csr.perm, weight, x, None, [], False),
             ops._edge_softmax(csr.rowptr, csr.perm, logits),
-            *ops._group(csr.col, csr.num_src),
+            *ops._transpose(csr.perm, csr.col, csr.num_src),
+            *ops._from_coo(csr.col, csr.perm, csr.num_src, csr.edges, False)[1:],
         ]
 
     before = torch.get_num_threads()
@@ -455,8 +439,9 @@ def test_calls_are_counted() -> None:
     csr = random_csr(torch.int32)
     before = ops._kernel_calls()
     ops._spmm(csr.rowptr, csr.col, None, torch.ones(csr.num_src, 2), None, None, None, [], False)
-    ops._group(csr.col, csr.num_src)
-    assert ops._kernel_calls() == before + 1
+    ops._row_sum(csr.rowptr, csr.col, torch.ones(csr.num_src, 2), 0)
+    ops._transpose(csr.perm, csr.col, csr.num_src)
+    assert ops._kernel_calls() == before + 2
 
 
 def test_bad_input_says_what_was_got_and_expected() -> None:
@@ -506,6 +491,6 @@ def test_bad_input_says_what_was_got_and_expected() -> None:
     with pytest.raises(RuntimeError, match=r"perm has shape \[1\], expected \[5\]"):
         ops._edge_softmax(csr.rowptr, csr.perm[:1], torch.ones(5))
     with pytest.raises(RuntimeError, match="dst has 3 entries, src has 2"):
-        ops._check_coo(torch.zeros(3).long(), torch.zeros(2).long(), 1, 1)
-    with pytest.raises(RuntimeError, match="expected none for n = 0"):
-        ops._group(torch.zeros(3).long(), 0)
+        ops._from_coo(torch.zeros(3).long(), torch.zeros(2).long(), 1, 1, False)
+    with pytest.raises(RuntimeError, match="got num_src = 0 for 3 edges"):
+        ops._transpose(torch.zeros(3).long(), torch.zeros(3).long(), 0)

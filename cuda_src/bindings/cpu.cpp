@@ -79,18 +79,22 @@ Tensor spmm(const Tensor& rowptr, const Tensor& col, const OptionalTensor& weigh
   return out;
 }
 
+Tensor row_sum(const Tensor& rowptr, const Tensor& col, const Tensor& x, int64_t, bool mean) {
+  return spmm(rowptr, col, {}, x, {}, {}, {}, {}, mean, {}, {}, {}, false, {});
+}
+
 std::tuple<Tensor, Tensor> spmm_arg(const Tensor& rowptr, const Tensor& col,
                                     const OptionalTensor& perm, const OptionalTensor& weight,
                                     const Tensor& x, const OptionalTensor&,
-                                    const std::vector<int64_t>&, bool minimum) {
+                                    const std::vector<int64_t>&, bool minimum, bool with_arg) {
   const Sizes sizes = check_spmm_arg(rowptr, col, perm, weight, x);
   Tensor out = fast_empty(x, {sizes.csr.rows, sizes.width}, sizes.type);
-  Tensor arg = fast_empty(x, {sizes.csr.rows, sizes.width}, sizes.csr.index);
+  Tensor arg = fast_empty(x, {with_arg ? sizes.csr.rows : 0, sizes.width}, sizes.csr.index);
   cpu::Problem p = problem_of(sizes, rowptr, &col, perm, weight);
   p.x = rows_of(x);
   p.minimum = minimum;
   p.result = out.mutable_data_ptr();
-  p.result_arg = arg.mutable_data_ptr();
+  if (with_arg) p.result_arg = arg.mutable_data_ptr();
   cpu::spmm_arg(p);
   return {out, arg};
 }
@@ -255,6 +259,7 @@ int64_t kernel_calls_so_far() { return kernel_calls.load(std::memory_order_relax
 
 STABLE_TORCH_LIBRARY_IMPL(gnn_spmm_plugin, CPU, m) {
   m.impl("_spmm", TORCH_BOX(&gsp::spmm));
+  m.impl("_row_sum", TORCH_BOX(&gsp::row_sum));
   m.impl("_spmm_arg", TORCH_BOX(&gsp::spmm_arg));
   m.impl("_spmm_arg_backward", TORCH_BOX(&gsp::spmm_arg_backward));
   m.impl("_spmm_tie_count", TORCH_BOX(&gsp::spmm_tie_count));

@@ -162,18 +162,25 @@ Tensor spmm(const Tensor& rowptr, const Tensor& col, const OptionalTensor& weigh
   return out;
 }
 
+Tensor row_sum(const Tensor& rowptr, const Tensor& col, const Tensor& x, int64_t lengths,
+               bool mean) {
+  return spmm(rowptr, col, {}, x, {}, {}, {},
+              {lengths >> 32, lengths & 0xffffffff, 0, 0, 0, 0, 0, 0}, mean, {}, {}, {}, false, {});
+}
+
 std::tuple<Tensor, Tensor> spmm_arg(const Tensor& rowptr, const Tensor& col,
                                     const OptionalTensor& perm, const OptionalTensor& weight,
                                     const Tensor& x, const OptionalTensor& items,
-                                    const std::vector<int64_t>& config, bool minimum) {
+                                    const std::vector<int64_t>& config, bool minimum,
+                                    bool with_arg) {
   const Sizes sizes = check_spmm_arg(rowptr, col, perm, weight, x);
   Tensor out = fast_empty(x, {sizes.csr.rows, sizes.width}, sizes.type);
-  Tensor arg = fast_empty(x, {sizes.csr.rows, sizes.width}, sizes.csr.index);
+  Tensor arg = fast_empty(x, {with_arg ? sizes.csr.rows : 0, sizes.width}, sizes.csr.index);
   cuda::RowSweep p = sweep_of(sizes, rowptr, col, perm, weight, x, items, config);
   p.x = x.const_data_ptr();
   p.x_stride = row_stride("x", x, sizes);
   p.out = out.mutable_data_ptr();
-  p.out_arg = arg.mutable_data_ptr();
+  if (with_arg) p.out_arg = arg.mutable_data_ptr();
   run("spmm_arg", minimum ? cuda::RowOp::kMin : cuda::RowOp::kMax, p, sizes, x);
   return {out, arg};
 }
@@ -425,6 +432,7 @@ int64_t calls() { return kernel_calls.load(std::memory_order_relaxed); }
 
 STABLE_TORCH_LIBRARY_IMPL(gnn_spmm_plugin, CUDA, m) {
   m.impl("_spmm", TORCH_BOX(&spmm));
+  m.impl("_row_sum", TORCH_BOX(&row_sum));
   m.impl("_spmm_arg", TORCH_BOX(&spmm_arg));
   m.impl("_spmm_arg_backward", TORCH_BOX(&spmm_arg_backward));
   m.impl("_spmm_tie_count", TORCH_BOX(&spmm_tie_count));

@@ -79,8 +79,9 @@ inline void check_vector(const char* name, const Tensor& t, int64_t size, Scalar
 // between rows.
 inline int64_t check_rows(const char* name, const Tensor& t, const Tensor& like) {
   STD_TORCH_CHECK(t.dim() == 2, name, " has shape ", shape_of(t), ", expected 2 dimensions");
-  STD_TORCH_CHECK(t.size(1) <= 1 || t.stride(1) == 1, name, " has strides [", t.stride(0), ", ",
-                  t.stride(1), "], expected 1 between columns: call .contiguous()");
+  STD_TORCH_CHECK(t.size(1) <= 1 || t.stride(1) == 1 || t.size(0) == 0, name, " has strides [",
+                  t.stride(0), ", ", t.stride(1),
+                  "], expected 1 between columns: call .contiguous()");
   check_same_device(name, t, like);
   return t.stride(0);
 }
@@ -396,9 +397,16 @@ inline Tensor fast_empty(const Tensor& like, std::initializer_list<int64_t> size
   STD_TORCH_CHECK(sizes.size() <= 2, "got ", sizes.size(), " dimensions, expected at most 2");
   if (sizes.size() == 2) strides[0] = std::max<int64_t>(sizes.begin()[1], 1);
   AtenTensorHandle handle = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()),
-                                                         sizes.begin(), strides, dtype, device_type,
-                                                         device_index, &handle));
+  const AOTITorchError error =
+      aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.begin(), strides, dtype,
+                               device_type, device_index, &handle);
+  if (error != AOTI_TORCH_SUCCESS) {
+    std::string shape;
+    for (const int64_t size : sizes) shape += (shape.empty() ? "" : ", ") + std::to_string(size);
+    // _native.py makes a torch.OutOfMemoryError of an error that begins like this.
+    STD_TORCH_CHECK(false, "out of memory: cannot allocate [", shape, "] of ", type, " on ",
+                    device_of(like));
+  }
   return Tensor(handle);
 }
 

@@ -50,7 +50,7 @@ struct Problem {
   bool minimum = false;
   void* result = nullptr;                // contiguous
   Dtype result_dtype = Dtype::kFloat32;  // of spmm; the others know theirs
-  void* result_arg = nullptr;            // contiguous, index type
+  void* result_arg = nullptr;            // contiguous, index type; null where no one asks
   ParallelFor parallel_for = nullptr;
 };
 

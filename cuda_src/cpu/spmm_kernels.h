@@ -225,6 +225,7 @@ struct ArgMessage : MessageBase {
       store<B::kLanes>(out, reducer.value);
       arg = __builtin_convertvector(reducer.position, decltype(arg)) + static_cast<Index>(first);
     }
+    if (p.result_arg == nullptr) return;
     std::memcpy(static_cast<Index*>(p.result_arg) + at, &arg, sizeof(arg));
   }
 
@@ -232,7 +233,7 @@ struct ArgMessage : MessageBase {
   GSP_HD void finish_row(int64_t row, int64_t first, int64_t last) const {
     const Problem& p = block.problem;
     const auto* perm = static_cast<const Index*>(p.csr.perm);
-    if (perm == nullptr || first == last) return;
+    if (perm == nullptr || p.result_arg == nullptr || first == last) return;
     Index* arg = static_cast<Index*>(p.result_arg) + row * p.width;
     for (int64_t column = block.columns.begin; column < block.columns.last + B::kLanes; ++column) {
       arg[column] = perm[arg[column]];
