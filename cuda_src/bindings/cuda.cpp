@@ -120,6 +120,47 @@ Tensor spmm(const Tensor& rowptr, const Tensor& col, const OptionalTensor& weigh
   return out;
 }
 
+Tensor pcsr_spmm(const Tensor& rowptr, const Tensor& ptr, const Tensor& col,
+                 const OptionalTensor& target, const OptionalTensor& merges,
+                 const OptionalTensor& weight, const Tensor& x, const OptionalTensor& src_scale,
+                 const OptionalTensor& dst_scale, const std::vector<int64_t>& config, bool mean) {
+  const PcsrSizes sizes =
+      check_pcsr_spmm(rowptr, ptr, col, target, merges, weight, x, src_scale, dst_scale, config);
+  Tensor out = fast_empty(x, {sizes.csr.rows, sizes.width}, sizes.type);
+  cuda::PcsrSpmm p{sizes.dtype, sizes.csr.wide()};
+  p.rowptr = rowptr.const_data_ptr();
+  p.ptr = ptr.const_data_ptr();
+  p.col = col.const_data_ptr();
+  p.target = data_or_null(target);
+  p.merges = data_or_null(merges);
+  p.weight = data_or_null(weight);
+  p.x = x.const_data_ptr();
+  p.src_scale = data_or_null(src_scale);
+  p.dst_scale = data_or_null(dst_scale);
+  p.out = out.mutable_data_ptr();
+  p.x_stride = x.stride(0);
+  p.rows = sizes.csr.rows;
+  p.pieces = sizes.pieces;
+  p.vectors = col.size(0);
+  p.num_merges = merges ? merges->size(0) : 0;
+  p.width = static_cast<int>(sizes.width);
+  p.heads = static_cast<int>(sizes.heads);
+  p.mean = mean;
+  p.warps = static_cast<int>(sizes.warps);
+  p.fold = static_cast<int>(sizes.fold);
+  p.height = static_cast<int>(sizes.height);
+  OptionalTensor scratch;  // freed at the end of this call, and reused in stream order only
+  if (sizes.slots > 0) {
+    scratch =
+        fast_empty(x, {sizes.slots, sizes.height * sizes.width}, accumulator_type(sizes.type));
+    p.scratch = scratch->mutable_data_ptr();
+  }
+  kernel_calls.fetch_add(1, std::memory_order_relaxed);
+  const Launch launch(x);
+  launch.check("pcsr_spmm", cuda::pcsr_spmm(p, launch.stream()));
+  return out;
+}
+
 std::tuple<Tensor, Tensor> spmm_arg(const Tensor& rowptr, const Tensor& col,
                                     const OptionalTensor& perm, const OptionalTensor& weight,
                                     const Tensor& x, const OptionalTensor& items,
@@ -311,6 +352,7 @@ int64_t calls() { return kernel_calls.load(std::memory_order_relaxed); }
 
 STABLE_TORCH_LIBRARY_IMPL(gnn_spmm_plugin, CUDA, m) {
   m.impl("_spmm", TORCH_BOX(&spmm));
+  m.impl("_pcsr_spmm", TORCH_BOX(&pcsr_spmm));
   m.impl("_spmm_arg", TORCH_BOX(&spmm_arg));
   m.impl("_spmm_arg_backward", TORCH_BOX(&spmm_arg_backward));
   m.impl("_spmm_tie_count", TORCH_BOX(&spmm_tie_count));

@@ -17,6 +17,13 @@ STABLE_TORCH_LIBRARY(gnn_spmm_plugin, m) {
   m.def(
       "_spmm(Tensor rowptr, Tensor col, Tensor? weight, Tensor x, Tensor? src_scale, "
       "Tensor? dst_scale, Tensor? items, int[] config, bool mean) -> Tensor");
+  // The same over PCSR (gnn_spmm_plugin/pcsr.py; CUDA only): ptr, col, target, merges as there,
+  // rowptr of the CSR matrix, weight [vectors, V] or [vectors, V, H] in the order of its vectors,
+  // config = {W, F, V, scratch slots}
+  m.def(
+      "_pcsr_spmm(Tensor rowptr, Tensor ptr, Tensor col, Tensor? target, Tensor? merges, "
+      "Tensor? weight, Tensor x, Tensor? src_scale, Tensor? dst_scale, int[] config, bool mean) "
+      "-> Tensor");
   // The largest (smallest) weight * x, each rounded to x's dtype, and the edge id of the first that
   // attains it.
   m.def(

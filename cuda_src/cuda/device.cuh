@@ -14,18 +14,38 @@
 
 // The one way a kernel is launched; under the emulation of tests/emu it runs to its end on the CPU.
 #ifdef __CUDACC__
-#define GSP_LAUNCH(kernel, grid, stream, ...) kernel<<<grid, kThreads, 0, stream>>>(__VA_ARGS__)
+#define GSP_LAUNCH_BLOCKS(kernel, grid, threads, stream, ...) \
+  kernel<<<grid, threads, 0, stream>>>(__VA_ARGS__)
 #else
-#define GSP_LAUNCH(kernel, grid, stream, ...) \
-  (void)stream, emu::launch(kernel, dim3(grid), dim3(kThreads), __VA_ARGS__)
+#define GSP_LAUNCH_BLOCKS(kernel, grid, threads, stream, ...) \
+  (void)stream, emu::launch(kernel, dim3(grid), dim3(threads), __VA_ARGS__)
 #endif
+#define GSP_LAUNCH(kernel, grid, stream, ...) \
+  GSP_LAUNCH_BLOCKS(kernel, grid, kThreads, stream, __VA_ARGS__)
 
 namespace gsp::cuda {
 
 constexpr int kLogThreads = 8;
-constexpr int kThreads = 1 << kLogThreads;  // of every block
+constexpr int kThreads = 1 << kLogThreads;  // of every block, but for GSP_LAUNCH_BLOCKS
 constexpr int kWarps = kThreads / 32;
 constexpr unsigned kFullMask = 0xffffffffu;
+
+// The value itself, in a way that the compiler cannot see through: to save registers, it would
+// make it anew in every turn of a loop. Pointers are to global memory.
+template <typename T>
+__device__ __forceinline__ const T* kept(const T* pointer) {
+#ifdef __CUDA_ARCH__
+  asm("" : "+l"(pointer));
+  __builtin_assume(__isGlobal(pointer));
+#endif
+  return pointer;
+}
+__device__ __forceinline__ unsigned kept(unsigned value) {
+#ifdef __CUDA_ARCH__
+  asm("" : "+r"(value));
+#endif
+  return value;
+}
 
 // run(value of the element type that `dtype` names).
 template <typename Run>

@@ -43,6 +43,34 @@ struct RowSweep {
 
 cudaError_t row_sweep(RowOp op, const RowSweep& p, cudaStream_t stream);
 
+// A sum over PCSR (pcsr_spmm.cuh says what the arrays are), under a configuration <W, F, V, S>.
+struct PcsrSpmm {
+  Dtype dtype;
+  bool wide_rowptr;  // int64
+  const void* rowptr = nullptr;
+  const void* ptr = nullptr;
+  const void* col = nullptr;
+  const void* target = nullptr;
+  const void* merges = nullptr;
+  const void* weight = nullptr;
+  const void* x = nullptr;
+  const void* src_scale = nullptr;
+  const void* dst_scale = nullptr;
+  void* out = nullptr;
+  void* scratch = nullptr;
+  int64_t x_stride = 0;
+  int64_t rows = 0, pieces = 0, vectors = 0;
+  int64_t num_merges = 0;
+  int width = 0;
+  int heads = 0;  // 0: one weight for all columns
+  bool mean = false;
+  int warps = 4;   // W: of a block
+  int fold = 1;    // F: vectors of columns a thread, at most
+  int height = 1;  // V: rows of a panel
+};
+
+cudaError_t pcsr_spmm(const PcsrSpmm& p, cudaStream_t stream);
+
 enum class EdgeOp { kDot, kArg, kTie };
 
 // A dot product per edge of a[row] and b[column]: all of it, only where the edge won (picks = arg),

@@ -2,21 +2,11 @@
 // dtype.
 #pragma once
 
+#include "cuda/geometry.h"
 #include "cuda/launch.h"
 #include "cuda/row_sweep.cuh"
 
 namespace gsp::cuda {
-
-inline int log2_ceil(int64_t v) {
-  int log = 0;
-  while ((int64_t(1) << log) < v) ++log;
-  return log;
-}
-
-inline bool aligned(const void* p, int64_t stride, int64_t elements, int64_t element_size) {
-  const int64_t bytes = elements * element_size;
-  return reinterpret_cast<uintptr_t>(p) % bytes == 0 && stride * element_size % bytes == 0;
-}
 
 // Whether `vec` elements can be moved at once everywhere.
 inline bool can_move(const RowSweep& p, int vec, int64_t size) {
