@@ -18,7 +18,7 @@ NAMESPACE = "gnn_spmm_plugin"
 #: dtypes of features and weights that there are kernels for
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _OPS = (
-    "spmm spmm_arg spmm_arg_backward spmm_tie_count spmm_tie_backward sddmm sddmm_arg sddmm_tie "
+    "spmm pcsr_spmm spmm_arg spmm_arg_backward spmm_tie_count spmm_tie_backward sddmm sddmm_arg sddmm_tie "
     "edge_softmax edge_softmax_backward check_coo group"
 ).split()
 
@@ -123,6 +123,7 @@ def _bind(name: str) -> Any:
 
 (
     spmm,
+    pcsr_spmm,
     spmm_arg,
     spmm_arg_backward,
     spmm_tie_count,
@@ -158,6 +159,22 @@ def _fake_spmm(
     src_scale: Tensor | None,
     dst_scale: Tensor | None,
     items: Tensor | None,
+    config: list[int],
+    mean: bool,
+) -> Tensor:
+    return x.new_empty((_rows(rowptr), x.shape[1]))
+
+
+def _fake_pcsr_spmm(
+    rowptr: Tensor,
+    ptr: Tensor,
+    col: Tensor,
+    target: Tensor | None,
+    merges: Tensor | None,
+    weight: Tensor | None,
+    x: Tensor,
+    src_scale: Tensor | None,
+    dst_scale: Tensor | None,
     config: list[int],
     mean: bool,
 ) -> Tensor:

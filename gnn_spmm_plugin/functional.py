@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from . import _native, reference
 from .graph import Core, Csr, Graph, check_weight
-from .kernels import DTYPES, REDUCES
+from .kernels import DTYPES, REDUCES, check_reduce
 from .plan import POLICIES, WARM_AFTER, Plan, default_plan
 from .plan import plan as make_plan
 
@@ -45,7 +45,19 @@ def _half(core: Core, flipped: bool) -> Csr:
 
 
 def _plan_by_policy(core: Core, flipped: bool, width: int, dtype: torch.dtype, reduce: str, policy: str) -> Plan:
-    return make_plan(Graph._make(core, flipped), width, dtype, reduce, policy=policy)
+    if not torch.compiler.is_compiling():
+        return make_plan(Graph._make(core, flipped), width, dtype, reduce, policy=policy)
+    name = f"plan{flipped:d}_{width}_{str(dtype)[6:]}_{reduce}_{policy}"
+    core.while_tracing(_prepare_policy, name, flipped, width, dtype, reduce, policy)
+    return core.derived.get(name)  # type: ignore[no-any-return]
+
+
+def _prepare_policy(
+    core: Core, name: str, flipped: bool, width: int, dtype: torch.dtype, reduce: str, policy: str
+) -> bool:
+    with _disable_current_modes():
+        setattr(core.derived, name, make_plan(Graph._make(core, flipped), width, dtype, reduce, policy=policy))
+    return True
 
 
 def _launch(core: Core, csr: Csr) -> Plan:
@@ -96,12 +108,27 @@ def _linear_raw(
 ) -> Tensor:
     csr = _half(core, flipped)
     p = _launch(core, csr) if plan is None else plan
-    w = None if weight is None else csr.in_row_order(weight)
     scale = None
     if mean == "cols":
         scale = _half(core, not flipped).inverse_degree(_native.accumulation_dtype(x.dtype))
+    return _sum_raw(p, csr, x, weight, scale, None, mean == "rows")
+
+
+def _sum_raw(
+    p: Plan,
+    csr: Csr,
+    x: Tensor,
+    weight: Tensor | None,
+    src_scale: Tensor | None,
+    dst_scale: Tensor | None,
+    mean: bool,
+) -> Tensor:
+    """The kernel of a plan; `weight` in the caller's order, otherwise as ``_native.spmm``."""
     x = _rows_first(x)
-    out: Tensor = _native.spmm(csr.rowptr, csr.col, w, x, scale, None, p.items, p.config, mean == "rows")
+    if p.pcsr is not None:
+        return p.pcsr.product(csr.rowptr, weight, x, src_scale, dst_scale, mean)
+    w = None if weight is None else csr.in_row_order(weight)
+    out: Tensor = _native.spmm(csr.rowptr, csr.col, w, x, src_scale, dst_scale, p.items, p.config, mean)
     return out
 
 
@@ -177,6 +204,7 @@ def _extremum_raw(
 ) -> tuple[Tensor, Tensor]:
     csr = _half(core, flipped)
     p = _launch(core, csr) if plan is None else plan
+    check_reduce(p.kernel, "min" if minimum else "max")
     w = None if weight is None else csr.in_row_order(weight)
     return _native.spmm_arg(  # type: ignore[no-any-return]
         csr.rowptr, csr.col, csr.perm, w, _rows_first(x), p.items, p.config, minimum
@@ -541,7 +569,7 @@ def spmm(
     if plan is not None:
         _check_plan(plan, graph, flat, reduce)
     elif policy != "auto":
-        plan = core.while_tracing(_plan_by_policy, flipped, flat.shape[1], flat.dtype, reduce, policy)
+        plan = _plan_by_policy(core, flipped, flat.shape[1], flat.dtype, reduce, policy)
     if reduce in ("sum", "mean"):
         out = _linear(core, flipped, flat, weight, "rows" if reduce == "mean" else None, plan)
         return out if x.dim() == 2 else out.view(graph.num_dst, *shape)

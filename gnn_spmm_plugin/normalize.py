@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from . import _native
 from ._config import counters, verify_always
 from ._native import accumulation_dtype
-from .functional import _check_features, _half, _launch, _needs_grad, _plan_by_policy, _rows_first, _transformed, spmm
+from .functional import _check_features, _half, _launch, _needs_grad, _plan_by_policy, _sum_raw, _transformed, spmm
 from .graph import Core, Csr, Graph, _index_dtype, _refuse_capture, _rowptr, check_weight, state, unchanged
 from .plan import Plan
 
@@ -68,8 +67,7 @@ def _scaled(x: Tensor, scale: Tensor, core: Core, flipped: bool, plan: Plan | No
 def _scaled_raw(x: Tensor, scale: Tensor, core: Core, flipped: bool, plan: Plan | None) -> Tensor:
     csr = _half(core, flipped)
     p = _launch(core, csr) if plan is None else plan
-    out: Tensor = _native.spmm(csr.rowptr, csr.col, None, _rows_first(x), scale, scale, p.items, p.config, False)
-    return out
+    return _sum_raw(p, csr, x, None, scale, scale, False)
 
 
 def scaled_sum(graph: Graph, x: Tensor, scale: Tensor, policy: str = "auto") -> Tensor:
@@ -92,7 +90,7 @@ def scaled_sum(graph: Graph, x: Tensor, scale: Tensor, policy: str = "auto") -> 
         return out * factor
     core, flipped, plan = graph._core, graph._flipped, None
     if policy != "auto":
-        plan = core.while_tracing(_plan_by_policy, flipped, x.shape[1], x.dtype, "sum", policy)
+        plan = _plan_by_policy(core, flipped, x.shape[1], x.dtype, "sum", policy)
     return _scaled(x, scale, core, flipped, plan)
 
 

@@ -19,10 +19,11 @@ from torch import Tensor
 from ._config import counters, env, log
 from .features import GraphFeatures
 from .graph import Core, Csr, Graph, _refuse_capture, capturing
-from .kernels import DTYPES, KERNELS, REDUCES, Kernel, for_device
+from .kernels import DTYPES, KERNELS, REDUCES, Kernel, check_reduce, for_device
+from .pcsr import Pcsr, prepare
 
 MODES = ("auto", "cold", "warm")
-POLICIES = ("auto", "csr")
+POLICIES = ("auto", "paramspmm", "csr")
 
 #: Uses of a graph after which its plan is upgraded. A mini-batch is used two or three times in each direction and then
 #: gone; looking at its degrees would cost more than it brings.
@@ -56,6 +57,7 @@ class Plan:
         reasons: why this and not another, line by line.
         build_seconds: host time it took to build.
         request: width, dtype and reduction that it was asked for, where it was asked for explicitly.
+        pcsr: the format that the kernel of this name reads, or None.
     """
 
     kernel: Kernel
@@ -67,10 +69,12 @@ class Plan:
     reasons: tuple[str, ...]
     build_seconds: float
     request: tuple[int, torch.dtype, str] | None = None
+    pcsr: Pcsr | None = field(default=None, repr=False)
 
     def nbytes(self) -> int:
         """Bytes held besides the graph itself."""
-        return 0 if self.items is None else self.items.numel() * self.items.element_size()
+        items = 0 if self.items is None else self.items.numel() * self.items.element_size()
+        return items + (0 if self.pcsr is None else self.pcsr.nbytes())
 
     def explain(self) -> str:
         """What runs and why, as a short text."""
@@ -127,6 +131,19 @@ def _warm(csr: Csr, kernel: Kernel) -> Plan:
     return Plan(kernel, "warm", weakref.ref(csr), items, config, features, tuple(reasons), seconds)
 
 
+def _pcsr(csr: Csr, kernel: Kernel, width: int, dtype: torch.dtype, schedule: Tensor | None) -> Plan:
+    _refuse_capture("gnn_spmm_plugin would have to build the format of kernel pcsr")
+    counters["plans_built"] += 1
+    start = time.perf_counter()
+    with torch.no_grad():
+        made, reasons = prepare(csr, width, dtype, schedule)
+        config = [*_lengths(csr.num_rows, csr.col.shape[0]), 0, 0, 0, 0]  # for what runs beside it, on the CSR
+        features = GraphFeatures.of(csr)
+    seconds = time.perf_counter() - start
+    log.info("plan: %s, %d rows, %d edges, %s", kernel.name, csr.num_rows, csr.col.shape[0], "; ".join(reasons))
+    return Plan(kernel, "warm", weakref.ref(csr), None, config, features, reasons, seconds, pcsr=made)
+
+
 def _list_long_rows(csr: Csr, long_row: int, chunk: int) -> tuple[Tensor, int, int]:
     """Work items of the CUDA kernel, and how many rows are long and how many of those are split.
 
@@ -160,7 +177,9 @@ def default_plan(core: Core, csr: Csr) -> Plan:
     mode = env("GSP_MODE") or "auto"
     _check_choice("GSP_MODE", mode, MODES)
     kernel = for_device(core.device, env("GSP_KERNEL"))
-    if mode == "cold" or (mode == "auto" and csr.uses < WARM_AFTER - 1) or capturing(core.device):
+    _check_mode(kernel, mode)
+    early = mode == "cold" or (mode == "auto" and csr.uses < WARM_AFTER - 1) or capturing(core.device)
+    if early and kernel.name != "pcsr":
         if current is None:
             current = _cold(csr, kernel, f"use {csr.uses + 1}; warm from use {WARM_AFTER} on")
             csr.plan = current
@@ -171,16 +190,38 @@ def default_plan(core: Core, csr: Csr) -> Plan:
     return current
 
 
-def _build(csr: Csr, kernel: Kernel) -> Plan:
+def _build(
+    csr: Csr,
+    kernel: Kernel,
+    width: int = 64,  # for the choices of a plan that serves any
+    dtype: torch.dtype = torch.float32,
+    schedule: Tensor | None = None,
+) -> Plan:
     try:
+        if kernel.name == "pcsr":
+            return _pcsr(csr, kernel, width, dtype, schedule)
         return _warm(csr, kernel)
     except torch.OutOfMemoryError:
         log.warning(
             "out of memory while planning a graph of %d edges: staying with the cold kernel",
             csr.col.shape[0],
         )
-        plan = _cold(csr, kernel, "out of memory while building the warm plan")
+        plan = _cold(csr, for_device(csr.col.device), "out of memory while building the warm plan")
         return replace(plan, mode="warm")  # do not try again
+
+
+def _check_mode(kernel: Kernel, mode: str) -> None:
+    if mode == "cold" and kernel.name == "pcsr":
+        raise ValueError("kernel 'pcsr' reads a format that has to be built: use mode='auto' or 'warm', not 'cold'")
+
+
+def _by_policy(policy: str, device: torch.device, reduce: str, mode: str) -> tuple[str, tuple[str, ...]]:
+    """The kernel that a policy insists on, "" for the default one, and what there is to say about it."""
+    if policy != "paramspmm":
+        return "", ()
+    if mode != "cold" and any(k.name == "pcsr" and k.device == device.type and reduce in k.reduces for k in KERNELS):
+        return "pcsr", ()
+    return "", (f"paramspmm has no kernel for {reduce} on {device.type}, mode {mode}: the default one instead",)
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
@@ -207,15 +248,18 @@ def plan(
         reduce: ``"sum"``, ``"mean"``, ``"max"`` or ``"min"``.
         mode: ``"cold"`` (no preparation), ``"warm"``, or ``"auto"``, which here means warm: whoever asks for a plan
             will use it more than once.
-        policy: ``"auto"``, or ``"csr"`` for the plain row kernels.
+        policy: ``"auto"``, ``"paramspmm"`` for PCSR under the configuration that its rules choose (the default kernel
+            where PCSR has none: maxima and minima, the CPU), or ``"csr"`` for the plain row kernels.
         kernel: name of a kernel (see `kernels`), instead of a choice. `GSP_KERNEL` does the same.
-        schedule: order in which rows are processed; only the natural one (None) exists.
+        schedule: order in which rows are processed, an int32 permutation on the graph's device, for kernel pcsr; None:
+            the natural one.
 
     Returns:
         A plan to pass to ``spmm(graph, x, plan=...)``. It belongs to this graph.
 
     Raises:
-        ValueError: an argument is none of its choices; the message lists them.
+        ValueError: an argument is none of its choices, or the kernel does not do what is asked; the message says what
+            there is.
     """
     if not isinstance(graph, Graph):
         raise TypeError(f"graph must be a gnn_spmm_plugin.Graph, got {type(graph).__name__}")
@@ -226,19 +270,27 @@ def plan(
     _check_choice("policy", policy, POLICIES)
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(map(str, DTYPES))}; got {dtype}")
-    if schedule is not None:
-        raise ValueError(f"schedule must be None (natural order); got {schedule!r}")
     _refuse_capture("gnn_spmm_plugin would have to build a plan")
-    chosen = for_device(graph.device, kernel or env("GSP_KERNEL"))
+    by_policy, why = _by_policy(policy, graph.device, reduce, mode)
+    chosen = for_device(graph.device, kernel or env("GSP_KERNEL") or by_policy)
+    check_reduce(chosen, reduce)
+    _check_mode(chosen, mode)
     csr = graph._csr
     mode = "cold" if mode == "cold" else "warm"
-    key = (width, dtype, reduce, mode, chosen.name)
+    if schedule is not None:
+        if chosen.name != "pcsr":
+            raise ValueError(f"schedule must be None (natural order) for kernel {chosen.name}; got {schedule!r}")
+        return replace(_build(csr, chosen, width, dtype, schedule), request=(width, dtype, reduce))
+    key = (width, dtype, reduce, mode, chosen.name, policy)
     made: Plan | None = csr.plans.get(key)
     if made is None:
-        # What is prepared depends on the structure alone: every width, dtype and reduction shares it.
+        # What is prepared depends on the structure alone: every width, dtype and reduction shares it. Of PCSR, the
+        # arrays do.
         prepared = csr.plans.get((mode, chosen.name))
-        if prepared is None:
+        if chosen.name == "pcsr":
+            prepared = _build(csr, chosen, width, dtype)
+        elif prepared is None:
             prepared = _cold(csr, chosen, "as asked") if mode == "cold" else _build(csr, chosen)
             csr.plans[mode, chosen.name] = prepared
-        made = csr.plans[key] = replace(prepared, request=(width, dtype, reduce))
+        made = csr.plans[key] = replace(prepared, request=(width, dtype, reduce), reasons=prepared.reasons + why)
     return made
