@@ -378,10 +378,12 @@ def prepare(
     if made is None:
         from_edges = arranged.get(config.V) or vectors(csr, config.V, schedule)
         made = kept["pcsr", config.V, config.S] = build(csr, from_edges, config, panel.granularity)
+    order = "natural" if schedule is None else "given by the caller"
     reasons = (
         f"config    {config}  SG {panel.granularity}",
         f"padding   {features.double.padding_ratio:.1%} of the values under V=2",
         f"panels    {panel.panels:,} of {panel.vectors:,} vectors under V={config.V}, at most {panel.longest:,}; "
         f"{panel.split_ratio:.2f} pieces each under S=True",
+        f"schedule  {order}",
     )
     return replace(made, config=config), reasons

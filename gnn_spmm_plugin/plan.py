@@ -252,7 +252,7 @@ def plan(
             where PCSR has none: maxima and minima, the CPU), or ``"csr"`` for the plain row kernels.
         kernel: name of a kernel (see `kernels`), instead of a choice. `GSP_KERNEL` does the same.
         schedule: order in which rows are processed, an int32 permutation on the graph's device, for kernel pcsr; None:
-            the natural one.
+            the natural one. Such a plan is not kept with the graph: a CUDA graph that used it needs it alive.
 
     Returns:
         A plan to pass to ``spmm(graph, x, plan=...)``. It belongs to this graph.

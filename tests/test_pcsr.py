@@ -426,6 +426,29 @@ def test_gradients(place: str, reduce: str, kind: str, policy: str | None) -> No
         close(weight.grad, expected.grad_weight, 2)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_layers(place: str, compiled: bool) -> None:
+    """GCN, whose normalisation are scales of both sides, and SAGE, under the policy."""
+    torch._dynamo.reset()
+    g = NAMED["shuffled"].graph(place)
+    x = values((37, 8), torch.float32, 1, device=place)
+    grad = values((37, 4), torch.float32, 2, device=place)
+    for make in (gsp.nn.GCNConv, gsp.nn.SAGEConv):
+        found = []
+        for policy in ("auto", "paramspmm"):
+            torch.manual_seed(0)
+            layer = make(8, 4, policy=policy).to(place)
+            leaf = x.clone().requires_grad_()
+            fn = torch.compile(layer, fullgraph=True, backend="aot_eager") if compiled else layer
+            out = fn(leaf, g)
+            out.backward(grad)
+            found.append((out.detach(), leaf.grad))
+        assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(*found, strict=True))
+    core = g._core.derived.get("loops").graph._core
+    plans = [*core.csr.plans.values(), *vars(core.derived).values()]
+    assert any(isinstance(p, Plan) and p.pcsr is not None for p in plans)
+
+
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
 def test_second_derivatives(place: str, reduce: str) -> None:
     g = NAMED["parallel"].graph(place)
@@ -459,6 +482,7 @@ def test_schedules(place: str, height: int) -> None:
             assert height == 2 or split or same_bits(out, natural)
         asked = gsp.plan(g, 16, kernel="pcsr", schedule=order)
         assert asked.pcsr is not None and asked.pcsr.target is not None
+        assert "schedule  given by the caller" in asked.explain()
         close(gsp.spmm(g, x, plan=asked), expected)
 
 
