@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 
 log = logging.getLogger("gnn_spmm_plugin")
 
@@ -27,19 +28,27 @@ counters: dict[str, int] = {
     "l2_hits": 0,  # found again by content
     "l2_syncs": 0,  # content comparisons that had to wait for the device
     "memo_hits": 0,  # normalised or looped edge lists of PyG's layers that were not computed again
+    "norms_built": 0,  # normalisations of graph convolutions computed
     "weight_permutes": 0,  # edge weights brought into row order
     "fallbacks": 0,  # an integration left an operation to its host
 }
 
 
+# What os.environ keeps its values in, where it can be had: a look there takes 0.1 us instead of 1.
+_environment: Mapping[bytes, bytes] = getattr(os.environ, "_data", os.environb)
+_KEYS = {name: os.fsencode(name) for name in ENVIRONMENT}
+
+
 def env(name: str) -> str:
     """The value of one of `ENVIRONMENT`, stripped and lower-cased; empty when unset."""
-    return os.environ.get(name, "").strip().lower()
+    value = _environment.get(_KEYS[name])
+    return "" if value is None else os.fsdecode(value).strip().lower()
 
 
 def verify_always() -> bool:
     """Whether cached graphs are compared with their edge_index on every use (``GSP_LOG=verify``)."""
-    return "verify" in env("GSP_LOG").split(",")
+    value = env("GSP_LOG")
+    return bool(value) and "verify" in value.split(",")
 
 
 def _configure_logging() -> None:

@@ -18,8 +18,8 @@ NAMESPACE = "gnn_spmm_plugin"
 #: dtypes of features and weights that there are kernels for
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _OPS = (
-    "spmm pcsr_spmm spmm_arg spmm_arg_backward spmm_tie_count spmm_tie_backward sddmm sddmm_arg sddmm_tie "
-    "edge_softmax edge_softmax_backward check_coo group"
+    "spmm row_sum pcsr_spmm spmm_arg spmm_arg_backward spmm_tie_count spmm_tie_backward sddmm sddmm_arg sddmm_tie "
+    "edge_softmax edge_softmax_backward from_coo transpose same_coo"
 ).split()
 
 
@@ -115,14 +115,26 @@ def _missing(name: str) -> Any:
 
 
 def _bind(name: str) -> Any:
-    # The overload, not the packet: 0.9 us less a call.
     if cpu_error is not None:
         return _missing(name)
-    return getattr(getattr(torch.ops, NAMESPACE), "_" + name).default
+    # The overload, not the packet: 0.9 us less a call; and what the overload itself calls: 0.4 us less again.
+    overload = getattr(getattr(torch.ops, NAMESPACE), "_" + name).default
+    direct = overload._op
+
+    def op(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return (overload if torch.compiler.is_compiling() else direct)(*args, **kwargs)
+        except RuntimeError as error:
+            if "out of memory" in str(error):  # there is no torch.OutOfMemoryError in C++
+                raise torch.OutOfMemoryError(str(error)) from error
+            raise
+
+    return op
 
 
 (
     spmm,
+    row_sum,
     pcsr_spmm,
     spmm_arg,
     spmm_arg_backward,
@@ -133,8 +145,9 @@ def _bind(name: str) -> Any:
     sddmm_tie,
     edge_softmax,
     edge_softmax_backward,
-    check_coo,
-    group,
+    from_coo,
+    transpose,
+    same_coo,
 ) = (_bind(name) for name in _OPS)
 
 
@@ -161,7 +174,16 @@ def _fake_spmm(
     items: Tensor | None,
     config: list[int],
     mean: bool,
+    self_x: Tensor | None = None,
+    self_scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    relu: bool = False,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor:
+    return x.new_empty((_rows(rowptr), x.shape[1]), dtype=out_dtype)
+
+
+def _fake_row_sum(rowptr: Tensor, col: Tensor, x: Tensor, lengths: int, mean: bool = False) -> Tensor:
     return x.new_empty((_rows(rowptr), x.shape[1]))
 
 
@@ -177,8 +199,13 @@ def _fake_pcsr_spmm(
     dst_scale: Tensor | None,
     config: list[int],
     mean: bool,
+    self_x: Tensor | None = None,
+    self_scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    relu: bool = False,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    return x.new_empty((_rows(rowptr), x.shape[1]))
+    return x.new_empty((_rows(rowptr), x.shape[1]), dtype=out_dtype)
 
 
 def _fake_spmm_arg(
@@ -190,9 +217,10 @@ def _fake_spmm_arg(
     items: Tensor | None,
     config: list[int],
     minimum: bool,
+    with_arg: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    shape = (_rows(rowptr), x.shape[1])
-    return x.new_empty(shape), rowptr.new_empty(shape)
+    rows, width = _rows(rowptr), x.shape[1]
+    return x.new_empty((rows, width)), rowptr.new_empty((rows if with_arg else 0, width))
 
 
 def _fake_spmm_arg_backward(
@@ -270,16 +298,11 @@ def _fake_edge_softmax_backward(rowptr: Tensor, perm: Tensor | None, p: Tensor, 
     return p.new_empty(p.shape)
 
 
-def _fake_check_coo(dst: Tensor, src: Tensor, num_dst: int, num_src: int) -> Tensor:
-    return dst.new_empty((3,), dtype=torch.int64)
-
-
-def _fake_group(key: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    # The index type depends on the sizes, which are known where the op is called.
-    dtype = torch.int32 if max(n, key.shape[0]) < 2**31 else torch.int64
-    return key.new_empty((n + 1,), dtype=dtype), key.new_empty(key.shape, dtype=dtype)
+def _fake_transpose(dst: Tensor, src: Tensor, num_src: int) -> tuple[Tensor, Tensor, Tensor]:
+    return dst.new_empty((num_src + 1,)), dst.new_empty(dst.shape), dst.new_empty(dst.shape)
 
 
 if cpu_error is None:
     for _name in _OPS:
-        torch.library.register_fake(f"{NAMESPACE}::_{_name}", globals()[f"_fake_{_name}"])
+        if _name not in ("from_coo", "same_coo"):  # what they return depends on values, which fake tensors have not
+            torch.library.register_fake(f"{NAMESPACE}::_{_name}", globals()[f"_fake_{_name}"])

@@ -23,8 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import _native
 from ._config import counters, log, verify_always
-from .graph import Graph, _as_index, capturing, unchanged
+from .graph import Graph, _as_index, capturing
 
 #: At most this many graphs are kept whose index tensors are gone or changed; as many are compared by content.
 MAX_GRAPHS = 8
@@ -34,25 +35,23 @@ MAX_BYTES = 1 << 30
 
 
 class _Entry:
-    """A graph and the index vectors it was made from, in the graph's index dtype: a copy, never the caller's."""
+    """A graph, and its own copy of the index vectors it was made from."""
 
     __slots__ = ("__weakref__", "copy", "graph", "nbytes", "roots", "size")
 
-    def __init__(self, graph: Graph, dst: Tensor, src: Tensor, size: Any) -> None:
+    def __init__(self, graph: Graph, size: Any) -> None:
         self.graph, self.size = graph, size
-        # A graph that had to be sorted still has its edges as they came; else its columns are the sources.
-        self.copy = graph._csr.coo or (dst.to(graph.col.dtype, copy=True), graph.col)
+        csr = graph._csr
+        assert csr.coo is not None
+        self.copy = csr.coo
         self.roots = 0  # living, unchanged tensors that it is the graph of
-        # The graph twice: the first backward adds its transpose.
-        arrays = [*graph._csr.arrays(), *graph._csr.arrays(), *self.copy]
-        self.nbytes = sum(t.numel() * t.element_size() for t in arrays)
+        # The first backward adds the transpose; where nothing had to be sorted, the columns are the copy.
+        numbers = csr.num_rows + csr.num_cols + 2 + csr.col.shape[0] * (4 if csr.perm is None else 6)
+        self.nbytes = numbers * csr.col.element_size()
 
     def equals(self, dst: Tensor, src: Tensor) -> bool:
         """Exact comparison; on CUDA one read back."""
-        if dst.device.type == "cpu":
-            return unchanged(self.copy[0], dst) and unchanged(self.copy[1], src)
-        same = (dst == self.copy[0]).all() & (src == self.copy[1]).all()
-        return bool(same)
+        return _native.same_coo(dst, src, *self.copy)  # type: ignore[no-any-return]
 
 
 class _Ref(weakref.ref[Tensor]):
@@ -80,6 +79,8 @@ class _Root:
 _lock = threading.Lock()  # around everything below
 _roots: dict[int, _Root] = {}
 _entries: OrderedDict[int, _Entry] = OrderedDict()  # all that is kept, least recently used first
+_orphans: OrderedDict[int, _Entry] = OrderedDict()  # those whose tensors are gone or changed, first to go first
+_by_size: dict[Any, OrderedDict[int, _Entry]] = {}  # candidates of level 2, least recently used first
 _bytes: dict[torch.device, int] = {}
 _pinned: dict[int, _Entry] = {}  # read by a captured CUDA graph
 _dead: deque[_Ref] = deque()  # roots that died, still to be forgotten
@@ -96,17 +97,14 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _place(t: Tensor) -> tuple[int, ...]:
-    return int(t.storage_offset()), t.stride(0), t.shape[0]
-
-
 def _identity(dst: Tensor, src: Tensor) -> tuple[Tensor, Any] | None:
     """The tensor whose life and version decide, and where in it the vectors lie; None where identity says nothing."""
-    root = dst if dst._base is None else dst._base
-    other = src if src._base is None else src._base
-    if root is not other or root.is_inference():
+    base, other = dst._base, src._base
+    root = dst if base is None else base
+    if root is not (src if other is None else other) or root.is_inference():
         return None  # an inference tensor has no version
-    return root, (_place(dst), _place(src), root.data_ptr(), dst.dtype)
+    place = (dst.data_ptr(), dst.stride(), dst.shape, dst.dtype, src.data_ptr(), src.stride(), src.shape, src.dtype)
+    return root, place
 
 
 def graph_of(dst: Tensor, src: Tensor, num_dst: int, num_src: int) -> Graph:
@@ -123,7 +121,7 @@ def graph_of(dst: Tensor, src: Tensor, num_dst: int, num_src: int) -> Graph:
         RuntimeError: the graph would have to be built during a CUDA graph capture.
     """
     identity = _identity(dst, src)
-    root = key = entry = None
+    root = key = None
     if identity is not None:
         root, place = identity
         key = (place, num_dst, num_src)
@@ -131,20 +129,22 @@ def graph_of(dst: Tensor, src: Tensor, num_dst: int, num_src: int) -> Graph:
             entry = _find(root, key)
         if entry is not None and (_trusted(dst.device) or entry.equals(dst, src)):
             counters["plan_hits"] += 1
-            _forget_dead()
+            if _dead:
+                _forget_dead()
             return _use(entry)
     dst, src = _as_index(dst, "dst"), _as_index(src, "src")
     size = (dst.shape, src.shape, num_dst, num_src, dst.device, src.device)
     entry = _lookup_content(size, dst, src)
     if entry is None:
         counters["plan_misses"] += 1
-        entry = _Entry(Graph._from_pair(dst, src, num_dst, num_src), dst, src, size)
+        entry = _Entry(Graph._from_pair(dst, src, num_dst, num_src), size)
     with _lock:
         _keep(entry)
         if root is not None:
             _link(root, key, entry)
         _evict(entry)
-    _forget_dead()
+    if _dead:
+        _forget_dead()
     return _use(entry)
 
 
@@ -174,8 +174,10 @@ def _find(root: Tensor, key: Any) -> _Entry | None:
 
 
 def _lookup_content(size: Any, dst: Tensor, src: Tensor) -> _Entry | None:
+    if size not in _by_size:
+        return None
     with _lock:
-        candidates = [e for e in reversed(_entries.values()) if e.size == size][:MAX_GRAPHS]
+        candidates = list(reversed(_by_size.get(size, {}).values()))[:MAX_GRAPHS]
     if not candidates or capturing(dst.device):
         return None
     for entry in candidates:
@@ -187,11 +189,18 @@ def _lookup_content(size: Any, dst: Tensor, src: Tensor) -> _Entry | None:
 
 
 def _keep(entry: _Entry) -> None:
-    if id(entry) not in _entries:
-        _entries[id(entry)] = entry
+    number = id(entry)
+    alike = _by_size.setdefault(entry.size, OrderedDict())
+    if number not in _entries:
+        _entries[number] = alike[number] = entry
         device = entry.graph.device
         _bytes[device] = _bytes.get(device, 0) + entry.nbytes
-    _entries.move_to_end(id(entry))
+        if entry.roots <= 0:
+            _orphans[number] = entry
+        return
+    for order in (_entries, alike, _orphans):
+        if number in order:
+            order.move_to_end(number)
 
 
 def _link(root: Tensor, key: Any, entry: _Entry) -> None:
@@ -204,9 +213,16 @@ def _link(root: Tensor, key: Any, entry: _Entry) -> None:
     ref = seen.entries.get(key)
     old = None if ref is None else ref()
     if old is not None:
-        old.roots -= 1
+        _unlink(old)
     seen.entries[key] = weakref.ref(entry)
     entry.roots += 1
+    _orphans.pop(id(entry), None)
+
+
+def _unlink(entry: _Entry) -> None:
+    entry.roots -= 1
+    if entry.roots <= 0 and id(entry) in _entries:
+        _orphans[id(entry)] = entry
 
 
 def _died(ref: _Ref) -> None:
@@ -235,7 +251,7 @@ def _drop(number: int) -> None:
     for ref in () if seen is None else seen.entries.values():
         entry = ref()
         if entry is not None:
-            entry.roots -= 1
+            _unlink(entry)
 
 
 def _evict(latest: _Entry) -> None:
@@ -256,13 +272,18 @@ def budget(device: torch.device) -> float:
 
 
 def _evict_orphans() -> None:
-    orphans = [e for e in list(_entries.values()) if e.roots <= 0]
-    for entry in orphans[: len(orphans) - MAX_GRAPHS if len(orphans) > MAX_GRAPHS else 0]:
-        _delete(entry)
+    while len(_orphans) > MAX_GRAPHS:
+        _delete(next(iter(_orphans.values())))
 
 
 def _delete(entry: _Entry) -> None:
-    del _entries[id(entry)]
+    number = id(entry)
+    del _entries[number]
+    _orphans.pop(number, None)
+    alike = _by_size[entry.size]
+    del alike[number]
+    if not alike:
+        del _by_size[entry.size]
     _bytes[entry.graph.device] -= entry.nbytes
 
 
@@ -274,9 +295,8 @@ def clear_cache() -> None:
     for clear in on_clear:
         clear()
     with _lock:
-        _roots.clear()
-        _entries.clear()
-        _bytes.clear()
+        for kept in (_roots, _entries, _orphans, _by_size, _bytes):
+            kept.clear()
         if _pinned:
             log.warning("clear_cache: %d graphs are read by captured CUDA graphs and stay", len(_pinned))
 

@@ -18,6 +18,8 @@ import gnn_spmm_plugin as gsp
 
 from . import _config, _native, data
 from ._table import bytes_text, show, write_json
+from .bench.command import add_arguments as add_bench_arguments
+from .bench.command import bench
 from .data.edges import SUFFIXES, EdgeFileError, read_edges
 from .graph import Graph
 from .kernels import DTYPES, REDUCES
@@ -34,8 +36,9 @@ class UsageError(Exception):
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit code."""
     args = _parser().parse_args(argv)
+    args.argv = list(sys.argv[1:] if argv is None else argv)[1:]  # for the heads of files
     try:
-        for name in ("json", "csv"):
+        for name in ("json", "csv", "plot"):
             _writable(getattr(args, name, None))
         return int(args.run(args) or 0)
     except (UsageError, EdgeFileError) as e:
@@ -87,16 +90,8 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--kernel", default=None, help="this kernel instead of a choice, see `gnn-spmm info`")
     report.add_argument("--width", type=_positive, nargs="+", default=[16, 64, 256], help="default 16 64 256")
 
-    bench = command("bench", _bench, "time the operators against torch.sparse and PyG, after checking them")
-    bench.add_argument("--graph", nargs="+", default=None, metavar="GRAPH", help="names, files, or random:NODES:EDGES")
-    bench.add_argument("--width", type=_positive, nargs="+", default=[16, 64, 256], help="default 16 64 256")
-    bench.add_argument("--reduce", choices=REDUCES, nargs="+", default=["sum", "mean", "max"])
-    bench.add_argument("--dtype", choices=_DTYPES, default="float32")
-    bench.add_argument("--device", choices=["cpu", "cuda"], default=None, help="default: the GPU if there is one")
-    bench.add_argument(
-        "--repeat", type=_positive, default=20, help="timed calls of each, fewer where they take long, default 20"
-    )
-    bench.add_argument("--csv", metavar="FILE", help="write the measurements as CSV")
+    sub = command("bench", _bench, "time products against cuSPARSE, torch.sparse, PyG and others, after checking them")
+    add_bench_arguments(sub)
     return parser
 
 
@@ -325,25 +320,12 @@ def _report(args: argparse.Namespace) -> None:
 
 
 def _bench(args: argparse.Namespace) -> int:
-    from .bench import run
-
-    device = _device(args.device)
-    cases = []
-    for name in args.graph or run.default_graphs():
-        if name.startswith("random:"):
-            try:
-                cases.append((name, *run.random_edges(name)))
-            except ValueError as e:
-                raise UsageError(str(e)) from e
-        else:
-            cases.append((name, *_edges(name)))
-    result = run.run(cases, args.width, args.reduce, _DTYPES[args.dtype], device, args.repeat)
-    if args.json != "-":
-        run.report(result)
-    if args.csv is not None:
-        run.write_csv(args.csv, result)
+    try:
+        result, right = bench(args, _device(args.device), args.argv)
+    except ValueError as e:
+        raise UsageError(str(e)) from e
     write_json(args.json, result)
-    return 0 if all(row["match"] for row in result["rows"]) else 1
+    return 0 if right else 1
 
 
 __all__ = ["UsageError", "info", "main"]

@@ -8,6 +8,7 @@ for each output element; with the picks fixed, the same holds.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from .plan import POLICIES, WARM_AFTER, Plan, default_plan
 from .plan import plan as make_plan
 
 TIES = ("first", "split")
+LINEAR = ("sum", "mean")
 #: For the integrations only: as ``torch.Tensor.scatter_reduce_`` into zeros, which splits evenly, and where the
 #: extremum is 0 counts the zero that it started from as one more winner.
 SCATTER_TIE = "scatter"
@@ -66,20 +68,41 @@ def _launch(core: Core, csr: Csr) -> Plan:
     return default_plan(core, csr)
 
 
+def _planned(core: Core, flipped: bool, plan: Plan | None) -> tuple[Csr, Plan]:
+    """The CSR of that direction, and its plan, unless there is another."""
+    if torch.compiler.is_compiling():
+        core.while_tracing(_prepare)
+    csr = core.transpose if flipped else core.csr
+    if csr is None:
+        csr = core.half(flipped)
+    if plan is None:
+        plan = csr.plan
+        if plan is None or plan.mode != "warm":
+            plan = _launch(core, csr)
+    return csr, plan
+
+
+def _operands(
+    core: Core, flipped: bool, weight: Tensor | None, plan: Plan | None = None
+) -> tuple[Csr, Plan, Tensor | None]:
+    """What every sweep over rows needs: the CSR of that direction, its plan, and the weights in its row order."""
+    csr, plan = _planned(core, flipped, plan)
+    return csr, plan, None if weight is None else csr.in_row_order(weight)
+
+
 def _heads(weight: Tensor | None) -> int:
     return 0 if weight is None or weight.dim() == 1 else weight.shape[1]
 
 
 def _rows_first(x: Tensor) -> Tensor:
-    """`x` [N, F] as the kernels read it: columns adjacent, any distance between rows."""
-    if x.stride(1) == 1 or x.shape[1] <= 1:
+    """`x` [N, F] as the kernels read it: columns adjacent, any distance between rows that they can count."""
+    if x.is_contiguous() or ((x.stride(1) == 1 or x.shape[1] <= 1) and x.stride(0) < 2**28):
         return x
-    # contiguous() leaves the strides of an empty tensor as they are
-    return x.clone(memory_format=torch.contiguous_format)
+    return x.contiguous()
 
 
 def _needs_grad(a: Tensor, b: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and (a.requires_grad or (b is not None and b.requires_grad))
+    return (a.requires_grad or (b is not None and b.requires_grad)) and torch.is_grad_enabled()
 
 
 # ---------------------------------------------------------------------- the trilinear form
@@ -99,36 +122,48 @@ def _linear(
     transposed operation.
     """
     if _needs_grad(x, weight):
-        return _Linear.apply(x, weight, core, flipped, mean, plan)  # type: ignore[no-any-return]
+        if torch.compiler.is_compiling():
+            return _Linear.apply(x, weight, core, flipped, mean, plan)  # type: ignore[no-any-return]
+        weight = None if weight is None else _unwrap(weight)
+        return _apply_linear(_unwrap(x), weight, core, flipped, mean, plan)
     return _linear_raw(core, flipped, x, weight, mean, plan)
+
+
+def _row_sum(csr: Csr, plan: Plan, x: Tensor, mean: bool) -> Tensor:
+    if not x.is_contiguous():
+        x = _rows_first(x)
+    if plan.items is None and plan.pcsr is None:
+        return _native.row_sum(csr.rowptr, csr.col, x, plan.lengths, mean)  # type: ignore[no-any-return]
+    return _sum_raw(csr, plan, x, None, None, None, mean)
 
 
 def _linear_raw(
     core: Core, flipped: bool, x: Tensor, weight: Tensor | None, mean: str | None, plan: Plan | None
 ) -> Tensor:
-    csr = _half(core, flipped)
-    p = _launch(core, csr) if plan is None else plan
+    csr, p = _planned(core, flipped, plan)
     scale = None
     if mean == "cols":
         scale = _half(core, not flipped).inverse_degree(_native.accumulation_dtype(x.dtype))
-    return _sum_raw(p, csr, x, weight, scale, None, mean == "rows")
+    if weight is None and scale is None:
+        return _row_sum(csr, p, x, mean == "rows")
+    return _sum_raw(csr, p, _rows_first(x), weight, scale, None, mean == "rows")
 
 
 def _sum_raw(
-    p: Plan,
     csr: Csr,
+    p: Plan,
     x: Tensor,
     weight: Tensor | None,
     src_scale: Tensor | None,
     dst_scale: Tensor | None,
     mean: bool,
+    *end: Any,
 ) -> Tensor:
     """The kernel of a plan; `weight` in the caller's order, otherwise as ``_native.spmm``."""
-    x = _rows_first(x)
     if p.pcsr is not None:
-        return p.pcsr.product(csr.rowptr, weight, x, src_scale, dst_scale, mean)
+        return p.pcsr.product(csr.rowptr, weight, x, src_scale, dst_scale, mean, *end)
     w = None if weight is None else csr.in_row_order(weight)
-    out: Tensor = _native.spmm(csr.rowptr, csr.col, w, x, src_scale, dst_scale, p.items, p.config, mean)
+    out: Tensor = _native.spmm(csr.rowptr, csr.col, w, x, src_scale, dst_scale, p.items, p.config, mean, *end)
     return out
 
 
@@ -144,14 +179,16 @@ class _Linear(torch.autograd.Function):
         mean: str | None,
         plan: Plan | None,
     ) -> Tensor:
-        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
-        ctx.core, ctx.flipped, ctx.mean = core, flipped, mean
+        ctx.form = core, flipped, mean, weight is not None
+        if weight is not None:
+            ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
         return _linear_raw(core, flipped, x, weight, mean, plan)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        x, weight = ctx.saved_tensors
-        core, flipped, mean = ctx.core, ctx.flipped, ctx.mean
+        core, flipped, mean, weighted = ctx.form
+        saved: Any = ctx.saved_tensors if weighted else (None, None)
+        x, weight = saved
         grad_x = grad_weight = None
         if ctx.needs_input_grad[0]:
             other = {"rows": "cols", "cols": "rows", None: None}[mean]
@@ -164,6 +201,11 @@ class _Linear(torch.autograd.Function):
                 grad, x = (scaled.to(x.dtype), x) if mean == "rows" else (grad, scaled.to(x.dtype))
             grad_weight = _dot(core, flipped, grad, x, _heads(weight))
         return grad_x, grad_weight, None, None, None, None
+
+
+# What `Function.apply` comes down to where no transform is on (see `_transformed`): 2 us less.
+_unwrap: Callable[[Tensor], Tensor] = torch._C._functorch.unwrap_if_dead  # what a transform has left behind
+_apply_linear: Callable[..., Tensor] = super(torch.autograd.Function, _Linear).apply
 
 
 def _dot(core: Core, flipped: bool, a: Tensor, b: Tensor, heads: int) -> Tensor:
@@ -200,14 +242,13 @@ class _Dot(torch.autograd.Function):
 
 
 def _extremum_raw(
-    core: Core, flipped: bool, x: Tensor, weight: Tensor | None, minimum: bool, plan: Plan | None
+    core: Core, flipped: bool, x: Tensor, weight: Tensor | None, minimum: bool, plan: Plan | None, with_arg: bool
 ) -> tuple[Tensor, Tensor]:
-    csr = _half(core, flipped)
-    p = _launch(core, csr) if plan is None else plan
+    """The extrema, and the edge that wins each of them; none of these where no one will ask."""
+    csr, p, w = _operands(core, flipped, weight, plan)
     check_reduce(p.kernel, "min" if minimum else "max")
-    w = None if weight is None else csr.in_row_order(weight)
     return _native.spmm_arg(  # type: ignore[no-any-return]
-        csr.rowptr, csr.col, csr.perm, w, _rows_first(x), p.items, p.config, minimum
+        csr.rowptr, csr.col, csr.perm, w, _rows_first(x), p.items, p.config, minimum, with_arg
     )
 
 
@@ -222,8 +263,9 @@ class _Extremum(torch.autograd.Function):
         minimum: bool,
         tie: str,
         plan: Plan | None,
+        with_arg: bool,
     ) -> tuple[Tensor, Tensor]:
-        out, arg = _extremum_raw(core, flipped, x, weight, minimum, plan)
+        out, arg = _extremum_raw(core, flipped, x, weight, minimum, plan, with_arg)
         if tie != "first":
             ctx.save_for_backward(x, weight, out)
         else:
@@ -236,7 +278,7 @@ class _Extremum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Any) -> Any:
         if grad is None:
-            return (None,) * 7
+            return (None,) * 8
         x, weight, picks = ctx.saved_tensors
         need_x, need_weight = ctx.needs_input_grad[:2]
         arguments = (ctx.core, ctx.flipped, x, weight, picks, grad, need_x, need_weight)
@@ -244,7 +286,7 @@ class _Extremum(torch.autograd.Function):
             grads = _first_gradients(*arguments)
         else:
             grads = _split_gradients(*arguments, zero_wins=ctx.tie == SCATTER_TIE)
-        return *grads, None, None, None, None, None
+        return *grads, None, None, None, None, None, None
 
 
 def _first_gradients(
@@ -278,9 +320,7 @@ def _split_gradients(
 ) -> tuple[Tensor | None, Tensor | None]:
     if _needs_grad(grad, x) or (weight is not None and _needs_grad(weight, None)):
         return _split_gradients_dense(core, flipped, x, weight, out, grad, need_x, need_weight, zero_wins)
-    csr, other = _half(core, flipped), _half(core, not flipped)
-    w = None if weight is None else csr.in_row_order(weight)
-    p = _launch(core, csr)
+    csr, p, w = _operands(core, flipped, weight)
     x, out = _rows_first(x), out.contiguous()
     count = _native.spmm_tie_count(csr.rowptr, csr.col, w, x, out, p.items, p.config)
     if zero_wins:
@@ -288,8 +328,7 @@ def _split_gradients(
     share = (grad / count.clamp_(min=1)).to(x.dtype)
     grad_x = grad_weight = None
     if need_x:
-        w_other = None if weight is None else other.in_row_order(weight)
-        q = _launch(core, other)
+        other, q, w_other = _operands(core, not flipped, weight)
         grad_x = _native.spmm_tie_backward(other.rowptr, other.col, w_other, share, x, out, q.items, q.config)
     if need_weight:
         grad_weight = _native.sddmm_tie(csr.rowptr, csr.col, csr.perm, w, share, x, out, _heads(weight))
@@ -341,9 +380,7 @@ def _picked_x(core: Core, flipped: bool, grad: Tensor, weight: Tensor | None, ar
 
 
 def _picked_x_raw(core: Core, flipped: bool, grad: Tensor, weight: Tensor | None, arg: Tensor) -> Tensor:
-    csr = _half(core, not flipped)
-    p = _launch(core, csr)
-    w = None if weight is None else csr.in_row_order(weight)
+    csr, p, w = _operands(core, not flipped, weight)
     return _native.spmm_arg_backward(  # type: ignore[no-any-return]
         csr.rowptr, csr.col, csr.perm, w, _rows_first(grad), arg, p.items, p.config
     )
@@ -536,6 +573,37 @@ def spmm(
         TypeError: integer, boolean or complex features, or something that is no tensor.
         ValueError: shapes or devices do not fit, or an argument is none of its choices.
     """
+    # The commonest call in as few steps as Python allows; all others, wrong ones too, go the long way.
+    if (
+        plan is None
+        and weight is None
+        and isinstance(graph, Graph)
+        and isinstance(x, Tensor)
+        and not torch.compiler.is_compiling()
+    ):
+        core, flipped = graph._core, graph._flipped
+        csr = core.transpose if flipped else core.csr
+        shape = x.shape
+        if (
+            csr is not None
+            and len(shape) == 2
+            and shape[0] == csr.num_cols
+            and x.dtype in DTYPES
+            and x.device == core.device
+            and x.layout is torch.strided
+            and reduce in LINEAR
+            and policy == "auto"
+            and tie in TIES
+            and not return_arg
+            and graph._weight is None
+            and not _transformed()
+        ):
+            p = csr.plan
+            if p is None or p.mode != "warm":
+                p = default_plan(core, csr)
+            if x.requires_grad and torch.is_grad_enabled():
+                return _apply_linear(_unwrap(x), None, core, flipped, "rows" if reduce == "mean" else None, p)
+            return _row_sum(csr, p, x, reduce == "mean")
     _check_graph(graph, "spmm")
     _check_features(graph, x, graph.num_src, "x", "source nodes")
     if weight is None:
@@ -574,9 +642,11 @@ def spmm(
         out = _linear(core, flipped, flat, weight, "rows" if reduce == "mean" else None, plan)
         return out if x.dim() == 2 else out.view(graph.num_dst, *shape)
     if _needs_grad(flat, weight):
-        out, arg = _Extremum.apply(flat, weight, core, flipped, reduce == "min", tie, plan)
+        out, arg = _Extremum.apply(
+            flat, weight, core, flipped, reduce == "min", tie, plan, return_arg or tie == "first"
+        )
     else:
-        out, arg = _extremum_raw(core, flipped, flat, weight, reduce == "min", plan)
+        out, arg = _extremum_raw(core, flipped, flat, weight, reduce == "min", plan, return_arg)
     out = out.view(graph.num_dst, *shape)
     return (out, arg.view(graph.num_dst, *shape).long()) if return_arg else out
 

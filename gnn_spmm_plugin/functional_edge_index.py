@@ -14,9 +14,9 @@ from torch import Tensor
 
 from ._native import accumulation_dtype
 from .cache import graph_of
-from .functional import _first_gradients, _heads, _split_gradients, sddmm, spmm
+from .functional import SCATTER_TIE, _first_gradients, _heads, _split_gradients, sddmm, spmm
 from .graph import Graph
-from .normalize import gcn_norm, scaled_sum
+from .normalize import gcn_norm
 
 _NAME = "gnn_spmm_plugin::spmm_edge_index"
 _COMMON = (
@@ -76,10 +76,9 @@ def _run(x: Tensor, weight: Tensor | None, graph: Graph, args: tuple[Any, ...]) 
     reduce, tie, policy, norm, loops, improved, dtype = args
     if norm:
         a = gcn_norm(graph, weight, dtype, loops, improved)
-        if a.weight is None and a.scale is not None and reduce == "sum":
-            x = x.to(torch.promote_types(x.dtype, dtype))
-            return scaled_sum(a.graph, x, a.scale, policy), x.new_empty(0, dtype=torch.int64)
-        graph, weight = a.graph, a.edge_weight(dtype)
+        if reduce == "sum":
+            return a.product(x, dtype=dtype, policy=policy), x.new_empty(0, dtype=torch.int64)
+        graph, weight = a.as_edges(dtype)
     if reduce in ("max", "min"):
         out, arg = spmm(graph, x, weight, reduce, tie=tie, policy=policy, return_arg=True)
         return out, arg
@@ -144,10 +143,10 @@ def _backward(
     if norm:  # its weights are constants
         need_weight = False
         a = gcn_norm(graph, weight, dtype, loops, improved)
-        if a.weight is None and a.scale is not None and reduce == "sum":
-            scaled = scaled_sum(a.graph.T, grad, a.scale) if need_x else x.new_empty(0)
-            return scaled.to(x.dtype), x.new_empty(0)
-        graph, factor = a.graph, a.edge_weight(dtype)
+        if reduce == "sum":
+            back = a.transposed.product(grad, dtype=dtype).to(x.dtype) if need_x else x.new_empty(0)
+            return back, x.new_empty(0)
+        graph, factor = a.as_edges(dtype)
     if factor is not None and factor.dtype != x.dtype:
         common = torch.promote_types(x.dtype, factor.dtype)
         wide, factor = x.to(common), factor.to(common)
@@ -158,8 +157,8 @@ def _backward(
         assert picks is not None
         if tie == "first":
             picks = picks.to(graph.col.dtype)
-        derive = _split_gradients if tie == "split" else _first_gradients
-        gx, gw = derive(graph._core, graph._flipped, wide, factor, picks, grad, need_x, need_weight)
+        given = (graph._core, graph._flipped, wide, factor, picks, grad, need_x, need_weight)
+        gx, gw = _first_gradients(*given) if tie == "first" else _split_gradients(*given, zero_wins=tie == SCATTER_TIE)
     return (
         x.new_empty(0) if gx is None else gx.to(x.dtype),
         x.new_empty(0) if gw is None or weight is None else gw.to(weight.dtype),
@@ -206,7 +205,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> 
     reduce, tie = rest[3], rest[4]
     picks = None
     if reduce in ("max", "min"):
-        picks = out if tie == "split" else arg
+        picks = arg if tie == "first" else out
     ctx.save_for_backward(x, edge_index, weight, picks)
     ctx.mark_non_differentiable(arg)
     ctx.rest = rest

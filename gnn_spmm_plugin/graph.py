@@ -31,12 +31,12 @@ class KeptWeight:
     through NumPy pass by the version counter, and on CUDA only under ``GSP_LOG=verify``.
     """
 
-    __slots__ = ("_entry", "_pinned")
+    __slots__ = ("_entry", "pinned")
 
     def __init__(self) -> None:
         # (weak reference to the caller's weight, its state, the copy in our order, one in the caller's to compare)
         self._entry: tuple[weakref.ref[Tensor], Any, Tensor, Tensor | None] | None = None
-        self._pinned: list[Tensor] = []  # read by a captured CUDA graph: never freed before the graph
+        self.pinned: list[Tensor] = []  # read by a captured CUDA graph: never freed before the graph
 
     def permuted(self, weight: Tensor, index: Tensor) -> Tensor:
         """``weight[index]``; `index` is always the same."""
@@ -50,7 +50,7 @@ class KeptWeight:
             same = ref() is weight and then == state(weight)
             if same and (not compare or (original is not None and unchanged(original, weight))):
                 if in_capture:
-                    self._pinned.append(kept)
+                    self.pinned.append(kept)
                 return kept
         counters["weight_permutes"] += 1
         kept = weight.index_select(0, index)
@@ -89,7 +89,7 @@ class Csr:
     def __init__(self, rowptr: Tensor, col: Tensor, perm: Tensor | None, num_cols: int) -> None:
         self.rowptr, self.col, self.perm = rowptr, col, perm
         self.num_rows, self.num_cols = rowptr.shape[0] - 1, num_cols
-        # (dst, src) in the caller's order, where that is another: what the transpose is made from, and then let go
+        # (dst, src) in the caller's order, copies of our own: what the transpose is made from, and then let go
         self.coo: tuple[Tensor, Tensor] | None = None
         self.plan: Any = None  # the plan of calls that ask for nothing special
         self.plans: dict[Any, Any] = {}  # the others, by what was asked for
@@ -120,6 +120,10 @@ class Csr:
         if self.perm is None:
             return weight.contiguous()
         return self._weights.permuted(weight, self.perm)
+
+    def pin(self, *tensors: Tensor | None) -> None:
+        """Keeps what a captured CUDA graph reads for as long as this lives."""
+        self._weights.pinned.extend(t for t in tensors if t is not None)
 
     def in_caller_order(self, per_edge: Tensor) -> Tensor:
         """The inverse of `in_row_order`, for any per-edge tensor."""
@@ -206,17 +210,11 @@ def capturing(device: torch.device) -> bool:
 
 
 def _refuse_capture(what: str) -> None:
-    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
             f"{what} during CUDA graph capture: run the model once before capture, or build a "
             "gnn_spmm_plugin.Graph outside and pass it"
         )
-
-
-def _group(key: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
-    """Stable grouping of `key` (values in ``[0, num_rows)``): (rowptr, position -> index into key)."""
-    rowptr, perm = _native.group(key, num_rows)
-    return rowptr, perm
 
 
 def _rowptr(ordered: Tensor, num_rows: int, dtype: torch.dtype) -> Tensor:
@@ -226,18 +224,10 @@ def _rowptr(ordered: Tensor, num_rows: int, dtype: torch.dtype) -> Tensor:
 def _transpose(csr: Csr) -> Csr:
     _refuse_capture("gnn_spmm_plugin would have to build the transposed graph")
     counters["transposes_built"] += 1
-    with torch.no_grad():
-        # Group the edges in the caller's order, so that "the first edge" means the same in both directions.
-        coo = csr.coo
-        dst, src = coo if coo is not None else (csr.in_caller_order(csr.rows()), csr.in_caller_order(csr.col))
-        rowptr, perm = _group(src, csr.num_cols)
-        # One index type for both directions, whichever side needs the wider one.
-        return Csr(rowptr.to(dst.dtype), dst.index_select(0, perm), perm.to(dst.dtype), csr.num_rows)
-
-
-def _own(t: Tensor, dtype: torch.dtype) -> Tensor:
-    """A contiguous copy."""
-    return t.to(dtype, memory_format=torch.contiguous_format, copy=True)
+    # By the edges in the caller's order, so that "the first edge" means the same in both directions.
+    dst, src = csr.coo or (csr.in_caller_order(csr.rows()), csr.in_caller_order(csr.col))
+    rowptr, col, perm = _native.transpose(dst, src, csr.num_cols)
+    return Csr(rowptr, col, perm, csr.num_rows)
 
 
 def shape_advice(edge_index: Tensor) -> str:
@@ -256,12 +246,16 @@ def _as_index(t: Any, name: str) -> Tensor:
     return t
 
 
-def _check_edges(dst: Tensor, src: Tensor, num_dst: int, num_src: int) -> bool:
-    """Raises IndexError for the first edge that is out of range; returns whether `dst` is sorted."""
+def _from_coo(dst: Tensor, src: Tensor, num_dst: int, num_src: int) -> Csr:
+    """The CSR of an edge list; waits for the device once, and sorts only what is not sorted."""
+    _refuse_capture("gnn_spmm_plugin would have to build a graph")
     _native.require(dst.device)
+    if dst.is_meta:
+        raise ValueError("no graph can be made of edges on the meta device, where they have no values; move them first")
     if dst.dtype != src.dtype:
         dst, src = dst.long(), src.long()
-    bad, ordered, _ = _native.check_coo(dst, src, num_dst, num_src).tolist()
+    wide = _index_dtype(num_dst, num_src, dst.shape[0]) == torch.int64
+    bad, own_dst, own_src, rowptr, col, perm = _native.from_coo(dst, src, num_dst, num_src, wide)
     if bad >= 0:
         s, d = int(src[bad]), int(dst[bad])
         what, value, size = ("source", s, num_src) if not 0 <= s < num_src else ("destination", d, num_dst)
@@ -269,24 +263,11 @@ def _check_edges(dst: Tensor, src: Tensor, num_dst: int, num_src: int) -> bool:
             f"edge {bad} ({s} -> {d}) has {what} {value}, but there are {num_src} source and {num_dst} destination "
             f"nodes, so a {what} must lie in [0, {size - 1}]; pass num_nodes=, or correct the edge list"
         )
-    return bool(ordered)
-
-
-def _from_coo(dst: Tensor, src: Tensor, num_dst: int, num_src: int) -> Csr:
-    _refuse_capture("gnn_spmm_plugin would have to build a graph")
     counters["graphs_built"] += 1
-    with torch.no_grad():
-        ordered = _check_edges(dst, src, num_dst, num_src)
-        dtype = _index_dtype(num_dst, num_src, dst.shape[0])
-        if ordered:
-            # A copy always: int32 indices need no conversion, and the caller may write into theirs.
-            return Csr(_rowptr(dst.contiguous(), num_dst, dtype), _own(src, dtype), None, num_src)
-        counters["sorts"] += 1
-        dst, src = _own(dst, dtype), _own(src, dtype)
-        rowptr, perm = _group(dst, num_dst)
-        csr = Csr(rowptr.to(dtype), src.index_select(0, perm), perm.to(dtype), num_src)
-        csr.coo = dst, src
-        return csr
+    counters["sorts"] += perm is not None
+    csr = Csr(rowptr, col, perm, num_src)
+    csr.coo = own_dst, own_src
+    return csr
 
 
 class _StoredValues(torch.autograd.Function):
@@ -431,12 +412,10 @@ class Graph:
             if num_src is None:
                 num_src = max(int(col.max()) + 1 if num_edges else 0, num_dst)
             num_src, num_dst = _sizes((num_src, num_dst))
-            dtype = _index_dtype(num_src, num_dst, num_edges)
-            own = _own(rowptr, dtype)
-            # The caller's `col`, not the copy: a narrowed id may look legal.
-            _check_edges(Csr(own, col, None, num_src).rows(), col, num_dst, num_src)
-            csr = Csr(own, _own(col, dtype), None, num_src)
-        counters["graphs_built"] += 1
+            wide = _index_dtype(num_src, num_dst, num_edges)
+            rows = Csr(rowptr.to(wide), col, None, num_src).rows()
+            # The caller's `col`, not a copy: a narrowed id may look legal.
+            csr = _from_coo(rows, col, num_dst, num_src)
         return cls._make(Core(csr))
 
     @classmethod
@@ -579,8 +558,8 @@ class Graph:
     def nbytes(self) -> int:
         """Bytes held by the index arrays of both directions, as far as they exist."""
         halves = [self._core.csr, self._core.transpose]
-        arrays = [t for h in halves if h is not None for t in (*h.arrays(), *(h.coo or ()))]
-        return sum(t.numel() * t.element_size() for t in arrays)
+        arrays = {id(t): t for h in halves if h is not None for t in (*h.arrays(), *(h.coo or ()))}
+        return sum(t.numel() * t.element_size() for t in arrays.values())
 
     def validate(self) -> Graph:
         """Checks every index array again (they were checked when the graph was made); returns the graph.

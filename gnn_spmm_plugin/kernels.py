@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -87,6 +88,7 @@ def check_reduce(kernel: Kernel, reduce: str) -> None:
         )
 
 
+@functools.cache
 def for_device(device: torch.device, name: str | None = None) -> Kernel:
     """The kernel called `name`, or the default one, for `device`.
 

@@ -1,7 +1,8 @@
 """The symmetric normalisation of graph convolutions, D^-1/2 (A + I) D^-1/2, computed once for each graph.
 
-The graph with self loops hangs on the graph it was made from, and so do its normalised weights: a layer that is called
-with the same graph again has nothing left to do. Both die with the graph.
+It is never written down: self loops are a factor of each node's own features, and where edges have no weights the
+normalisation is a factor of each node. What is kept hangs on the graph it was made from and dies with it, so a layer
+that is called with the same graph again has nothing left to do.
 """
 
 from __future__ import annotations
@@ -17,115 +18,118 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ._config import counters, verify_always
 from ._native import accumulation_dtype
-from .functional import _check_features, _half, _launch, _needs_grad, _plan_by_policy, _sum_raw, _transformed, spmm
-from .graph import Core, Csr, Graph, _index_dtype, _refuse_capture, _rowptr, check_weight, state, unchanged
-from .plan import Plan
+from .functional_aggregate import aggregate
+from .graph import Core, Csr, Graph, _index_dtype, _refuse_capture, _rowptr, capturing, check_weight, state, unchanged
 
 
 class Normalized(NamedTuple):
-    """A normalised adjacency; the product with it is ``scale * (graph(weight) @ (scale * x))``.
+    """A normalised adjacency; its product with x is ``scale * (graph(weight) @ (scale * x)) + loop * x``.
 
     Attributes:
-        graph: the structure, self loops included where they were asked for.
+        graph: the structure; where self loops were asked for, without any.
         weight: ``[E]`` edge weights in the graph's own edge order, or None for ones.
         scale: ``[N]`` factor of each node, or None for ones; float32, or float64 for float64, where `weight` is None.
+        loop: ``[N]`` factor of a node's own features, or None for zeros.
     """
 
     graph: Graph
     weight: Tensor | None
     scale: Tensor | None
+    loop: Tensor | None
 
-    def edge_weight(self, dtype: torch.dtype) -> Tensor:
-        """``[E]``: weight and scale as one number for each edge, in the graph's own edge order."""
-        if self.scale is None:
-            assert self.weight is not None
-            return self.weight.to(dtype)
-        src, dst = self.graph.edge_index()
-        both = self.scale[src] * self.scale[dst]
-        return (both if self.weight is None else both * self.weight).to(dtype)
+    @property
+    def transposed(self) -> Normalized:
+        """The transposed adjacency."""
+        return self._replace(graph=self.graph.T)
 
+    def product(
+        self, x: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None, policy: str = "auto"
+    ) -> Tensor:
+        """The product with `x`, plus `bias`; one kernel, unless the weights are learned.
 
-class _ScaledSum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: Tensor, core: Core, flipped: bool, plan: Plan | None) -> Tensor:
-        ctx.save_for_backward(scale)
-        ctx.core, ctx.flipped = core, flipped
-        return _scaled_raw(x, scale, core, flipped, plan)
+        Args:
+            x: ``[N, F]``.
+            bias: ``[F]``.
+            dtype: of the normalised weights, as far as they decide the dtype of the result; that of `x` unless given.
+            policy: as in `gnn_spmm_plugin.spmm`.
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        (scale,) = ctx.saved_tensors
-        return _scaled(grad, scale, ctx.core, not ctx.flipped, None), None, None, None, None
+        Returns:
+            ``[N, F]``, differentiable any number of times.
+        """
+        result = x.dtype if dtype is None else torch.promote_types(x.dtype, dtype)
+        if self.scale is not None and self.scale.requires_grad:
+            scale = self.scale.unsqueeze(1)
+            out = aggregate(self.graph, x.to(result) * scale, self.weight, policy=policy) * scale
+            out = out if self.loop is None else out + self.loop.unsqueeze(1) * x
+            return out if bias is None else out + bias
+        own = None if self.loop is None else x
+        return aggregate(
+            *(self.graph, x, self.weight),
+            src_scale=self.scale,
+            dst_scale=self.scale,
+            self_x=own,
+            self_scale=self.loop,
+            bias=bias,
+            dtype=result if bias is None else torch.promote_types(result, bias.dtype),
+            policy=policy,
+        )
 
-
-def _scaled(x: Tensor, scale: Tensor, core: Core, flipped: bool, plan: Plan | None) -> Tensor:
-    if _needs_grad(x, None):
-        return _ScaledSum.apply(x, scale, core, flipped, plan)  # type: ignore[no-any-return]
-    return _scaled_raw(x, scale, core, flipped, plan)
-
-
-def _scaled_raw(x: Tensor, scale: Tensor, core: Core, flipped: bool, plan: Plan | None) -> Tensor:
-    csr = _half(core, flipped)
-    p = _launch(core, csr) if plan is None else plan
-    return _sum_raw(p, csr, x, None, scale, scale, False)
-
-
-def scaled_sum(graph: Graph, x: Tensor, scale: Tensor, policy: str = "auto") -> Tensor:
-    """``scale * (graph @ (scale * x))`` in one kernel, without weights.
-
-    Args:
-        graph: as many source as destination nodes.
-        x: ``[N, F]``.
-        scale: ``[N]`` float32, or float64 where `x` is float64; a constant.
-        policy: as in `gnn_spmm_plugin.spmm`.
-
-    Returns:
-        ``[N, F]`` of the dtype of `x`; differentiable by `x`, any number of times.
-    """
-    _check_features(graph, x, graph.num_src, "x", "source nodes")
-    if _transformed():
-        factor = scale.to(x.dtype).unsqueeze(1)
-        out = spmm(graph, x * factor)
-        assert isinstance(out, Tensor)
-        return out * factor
-    core, flipped, plan = graph._core, graph._flipped, None
-    if policy != "auto":
-        plan = _plan_by_policy(core, flipped, x.shape[1], x.dtype, "sum", policy)
-    return _scaled(x, scale, core, flipped, plan)
+    def as_edges(self, dtype: torch.dtype) -> tuple[Graph, Tensor]:
+        """The same as a graph whose edges are all there is, self loops last, and ``[E]`` weights of `dtype`."""
+        graph, weight = self.graph, self.weight
+        if self.scale is not None:
+            src, dst = graph.edge_index()
+            both = self.scale[src] * self.scale[dst]
+            weight = both if weight is None else both * weight
+        assert weight is not None
+        if self.loop is None:
+            return graph, weight.to(dtype)
+        return with_self_loops(graph), torch.cat([weight, self.loop.to(weight.dtype)]).to(dtype)
 
 
 class SelfLoops(NamedTuple):
-    """A graph with exactly one self loop on each node, placed after all other edges.
+    """A graph without its self loops, and which those were.
 
     Attributes:
-        graph: the graph.
-        kept: ``[E']`` int64 ids of the edges that are no self loops, or None where all are kept.
-        loop: ``[N]`` int64 id of the last self loop that each node had before, -1 for none; None where there was none.
+        graph: the graph; the very one that was asked for, where that has none.
+        kept: ``[E']`` int64 ids of the edges that are no self loops, or None where all are.
+        loop: ``[N]`` int64 id of the last self loop of each node, -1 for none; None where there is none at all.
     """
 
     graph: Graph
     kept: Tensor | None
     loop: Tensor | None
 
-    def weights(self, weight: Tensor, fill: float) -> Tensor:
-        """``[E]`` edge weights of the graph as it was, for this one; a new loop gets `fill`, an old one keeps its."""
+    def weights(self, weight: Tensor, fill: float) -> tuple[Tensor, Tensor]:
+        """``[E']`` edge weights, and ``[N]`` those of the self loops, from the ``[E]`` of the graph as it was.
+
+        A self loop that is new weighs `fill`, one of those before what it weighed.
+        """
         loops = weight.new_full((self.graph.num_dst,), fill)
         if self.kept is None or self.loop is None:
-            return torch.cat([weight, loops])
+            return weight, loops
         old = weight.index_select(0, self.loop.clamp(min=0))
-        return torch.cat([weight.index_select(0, self.kept), torch.where(self.loop >= 0, old, loops)])
+        return weight.index_select(0, self.kept), torch.where(self.loop >= 0, old, loops)
 
 
-def with_self_loops(graph: Graph) -> SelfLoops:
-    """`graph` with one self loop on each node, made at the first call and kept with it.
+def without_self_loops(graph: Graph) -> SelfLoops:
+    """`graph` without its self loops, made at the first call and kept with it.
 
     Raises:
         ValueError: the graph is bipartite.
     """
     _check_square(graph)
-    graph._core.while_tracing(_prepare_loops, graph._flipped)
-    made: SelfLoops = getattr(graph._core.derived, "loops_t" if graph._flipped else "loops")
-    return made
+    graph._core.while_tracing(_prepare_no_loops)
+    core, kept, loop = graph._core.derived.no_loops  # type: ignore[attr-defined]
+    if core is None:
+        return SelfLoops(graph.with_weight(None), None, None)
+    return SelfLoops(Graph._make(core, graph._flipped), kept, loop)
+
+
+def with_self_loops(graph: Graph) -> Graph:
+    """A graph that has no self loops with one on each node, after all other edges; made once and kept with it."""
+    graph._core.while_tracing(_prepare_loops)
+    return Graph._make(graph._core.derived.loops, graph._flipped)  # type: ignore[attr-defined]
 
 
 def _check_square(graph: Graph) -> None:
@@ -136,42 +140,54 @@ def _check_square(graph: Graph) -> None:
         )
 
 
-def _prepare_loops(core: Core, flipped: bool) -> bool:
+def _prepare_no_loops(core: Core) -> bool:
     """Builds, while tracing where it is traced, what the compiled code reads from ``core.derived``."""
-    key = "loops_t" if flipped else "loops"
-    if core.derived.get(key) is None:
-        _refuse_capture("gnn_spmm_plugin would have to add self loops")
-        counters["graphs_built"] += 1
+    if core.derived.get("no_loops") is None:
+        _refuse_capture("gnn_spmm_plugin would have to look for self loops")
         with _building():
-            setattr(core.derived, key, _add_loops(core.half(flipped)))
+            setattr(core.derived, "no_loops", _remove_loops(core.csr))  # noqa: B010
     return True
 
 
-def _add_loops(csr: Csr) -> SelfLoops:
-    # A loop is the last edge of its row, so that nothing needs sorting.
+def _remove_loops(csr: Csr) -> tuple[Core | None, Tensor | None, Tensor | None]:
+    """The graph without its self loops, or None where it has none (a core must not hold itself); kept and loop."""
+    rows = csr.rows()
+    is_loop = rows == csr.col
+    if not bool(is_loop.any()):
+        return None, None, None
+    counters["graphs_built"] += 1
     n, device = csr.num_rows, csr.col.device
-    rows, col = csr.rows(), csr.col
-    ids = torch.arange(col.shape[0], device=device) if csr.perm is None else csr.perm.long()
-    rowptr, kept, loop = csr.rowptr, None, None
-    is_loop = rows == col
-    if bool(is_loop.any()):
-        mask = ~is_loop
-        keep = csr.in_caller_order(mask)
-        kept = keep.nonzero().flatten()
-        loop = torch.full((n,), -1, device=device).scatter_reduce_(0, rows[is_loop].long(), ids[is_loop], "amax")
-        rows, col, ids = rows[mask], col[mask], (keep.cumsum(0) - 1)[ids[mask]]
-        rowptr = _rowptr(rows, n, rowptr.dtype)
-    num_edges = col.shape[0]
+    ids = torch.arange(csr.col.shape[0], device=device) if csr.perm is None else csr.perm.long()
+    loop = torch.full((n,), -1, device=device).scatter_reduce_(0, rows[is_loop].long(), ids[is_loop], "amax")
+    mask = ~is_loop
+    keep = csr.in_caller_order(mask)
+    rowptr = _rowptr(rows[mask], n, csr.rowptr.dtype)
+    perm = None if csr.perm is None else (keep.cumsum(0) - 1)[ids[mask]].to(csr.perm.dtype)
+    return Core(Csr(rowptr, csr.col[mask], perm, n)), keep.nonzero().flatten(), loop
+
+
+def _prepare_loops(core: Core) -> bool:
+    if core.derived.get("loops") is None:
+        _refuse_capture("gnn_spmm_plugin would have to add self loops")
+        counters["graphs_built"] += 1
+        with _building():
+            setattr(core.derived, "loops", _add_loops(core.csr))  # noqa: B010
+    return True
+
+
+def _add_loops(csr: Csr) -> Core:
+    # A loop is the last edge of its row, so that nothing needs sorting.
+    n, num_edges, device = csr.num_rows, csr.col.shape[0], csr.col.device
     dtype = _index_dtype(n, num_edges + n)
+    ids = torch.arange(num_edges, device=device) if csr.perm is None else csr.perm
     nodes = torch.arange(n, device=device)
-    at = torch.cat([torch.arange(num_edges, device=device) + rows, rowptr[1:] + nodes])
+    at = torch.cat([torch.arange(num_edges, device=device) + csr.rows(), csr.rowptr[1:] + nodes])
     with_loops = torch.empty(num_edges + n, dtype=dtype, device=device)
     perm = torch.empty_like(with_loops)
-    with_loops[at] = torch.cat([col.to(dtype), nodes.to(dtype)])
+    with_loops[at] = torch.cat([csr.col.to(dtype), nodes.to(dtype)])
     perm[at] = torch.cat([ids.to(dtype), (nodes + num_edges).to(dtype)])
     steps = torch.arange(n + 1, device=device)
-    graph = Graph._make(Core(Csr((rowptr + steps).to(dtype), with_loops, perm, n)))
-    return SelfLoops(graph, kept, loop)
+    return Core(Csr((csr.rowptr + steps).to(dtype), with_loops, perm, n))
 
 
 def gcn_norm(
@@ -208,46 +224,61 @@ def gcn_norm(
     # counter, it is compared with a copy, as implicit graphs are; on CUDA only under GSP_LOG=verify.
     derived, key = graph._core.derived, f"gcn_weighted{graph._flipped:d}{add_self_loops:d}{improved:d}_{str(dtype)[6:]}"
     compare = not weight.is_cuda or verify_always()
-    kept: tuple[weakref.ref[Tensor], Any, Tensor, Tensor | None] | None = derived.get(key)
+    kept: tuple[weakref.ref[Tensor], Any, tuple[Tensor, Tensor | None], Tensor | None] | None = derived.get(key)
     same = kept is not None and kept[0]() is weight and kept[1] == state(weight)
     if kept is None or not same or (compare and (kept[3] is None or not unchanged(kept[3], weight))):
         _refuse_capture("gnn_spmm_plugin would have to normalise edge weights")
+        counters["norms_built"] += 1
         with _building():
             constant = weight.detach()
-            made = _weighted(graph, constant, dtype, add_self_loops, improved).edge_weight(dtype)
+            made = _folded(_weighted(graph, constant, dtype, add_self_loops, improved), dtype)
             kept = weakref.ref(weight), state(weight), made, constant.clone() if compare else None
         setattr(derived, key, kept)
-    return Normalized(with_self_loops(graph).graph if add_self_loops else graph, kept[2], None)
+    if capturing(weight.device):  # read by the CUDA graph even when the weight has changed since
+        graph._csr.pin(*kept[2])
+    structure = without_self_loops(graph).graph if add_self_loops else graph.with_weight(None)
+    return Normalized(structure, kept[2][0], None, kept[2][1])
 
 
 def _weighted(graph: Graph, weight: Tensor, dtype: torch.dtype, add_self_loops: bool, improved: bool) -> Normalized:
-    graph = graph.with_weight(None)
+    graph, loops = graph.with_weight(None), None
     if add_self_loops:
-        loops = with_self_loops(graph)
-        graph, weight = loops.graph, loops.weights(weight, 2.0 if improved else 1.0)
+        without = without_self_loops(graph)
+        graph = without.graph
+        weight, loops = without.weights(weight, 2.0 if improved else 1.0)
     ones = torch.ones(graph.num_src, 1, dtype=accumulation_dtype(dtype), device=weight.device)
-    degree = spmm(graph, ones, weight)
-    assert isinstance(degree, Tensor)
-    return Normalized(graph, weight.to(dtype), _inverse_root(degree.squeeze(1)).to(dtype))
+    degree = aggregate(graph, ones, weight).squeeze(1)
+    scale = _inverse_root(degree if loops is None else degree + loops)
+    loop = None if loops is None else (scale * loops * scale).to(dtype)
+    return Normalized(graph, weight.to(dtype), scale.to(dtype), loop)
+
+
+def _folded(a: Normalized, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """Weight and scale as one number for each edge, and the loops."""
+    weight = a._replace(loop=None).as_edges(dtype)[1]
+    return weight, a.loop
 
 
 def _unweighted(graph: Graph, dtype: torch.dtype, add_self_loops: bool) -> Normalized:
     core, flipped, dtype = graph._core, graph._flipped, accumulation_dtype(dtype)
-    structure = with_self_loops(graph).graph if add_self_loops else graph
+    structure = without_self_loops(graph).graph if add_self_loops else graph
     # The name says all that the result depends on; a string, because torch.compile reads it.
     name = f"gcn{flipped:d}{add_self_loops:d}_{str(dtype)[6:]}"
     core.while_tracing(_prepare_gcn, flipped, dtype, add_self_loops, name)
-    return Normalized(structure, None, getattr(core.derived, name))
+    scale, loop = getattr(core.derived, name)
+    return Normalized(structure, None, scale, loop)
 
 
 def _prepare_gcn(core: Core, flipped: bool, dtype: torch.dtype, add_self_loops: bool, name: str) -> bool:
     if core.derived.get(name) is None:
         _refuse_capture("gnn_spmm_plugin would have to normalise a graph")
+        counters["norms_built"] += 1
         with _building():
-            degree = core.half(flipped).degree()
-            if add_self_loops:
-                degree = core.derived.get("loops_t" if flipped else "loops").graph._csr.degree()
-            setattr(core.derived, name, _inverse_root(degree.to(dtype)))
+            without = core.derived.get("no_loops") if add_self_loops else None
+            structure = core if without is None or without[0] is None else without[0]
+            degree = structure.half(flipped).degree()
+            scale = _inverse_root((degree + 1 if add_self_loops else degree).to(dtype))
+            setattr(core.derived, name, (scale, scale * scale if add_self_loops else None))
     return True
 
 
@@ -269,4 +300,4 @@ def _inverse_root(degree: Tensor) -> Tensor:
     return root.masked_fill(root == torch.inf, 0)
 
 
-__all__ = ["Normalized", "SelfLoops", "gcn_norm", "scaled_sum", "with_self_loops"]
+__all__ = ["Normalized", "SelfLoops", "gcn_norm", "with_self_loops", "without_self_loops"]

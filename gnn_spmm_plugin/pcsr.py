@@ -12,13 +12,14 @@ kernel writes their zeros), pieces leave partial sums that are added in a fixed 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from . import _native
 from .graph import Csr, KeptWeight
+from .schedule import order_of
 
 #: Vectors that the kernel reads together. A piece starts at a multiple of it, and absent vectors fill it up.
 FOUR = 4
@@ -75,14 +76,14 @@ class Vectors(NamedTuple):
     """The edges of a graph as vectors of panels: the format before anything is split or stored."""
 
     height: int
-    rows: Tensor | None  #: [num_rows] the schedule; None: natural order
+    rows: Tensor | None  #: [num_rows] the schedule; None: as they are
     first: Tensor  #: [panels + 1] int64 first vector of each panel
     position: Tensor  #: [E] position in the CSR of each edge ...
     vector: Tensor | None  #: [E] ... the vector that it is part of, None: the i-th edge is the i-th vector
     lane: Tensor | None  #: [E] ... and as which of its rows, None: the only one
 
 
-def vectors(csr: Csr, height: int, schedule: Tensor | None = None) -> Vectors:
+def vectors(csr: Csr, height: int, order: Tensor | None = None) -> Vectors:
     """Arranges the edges of `csr` as vectors of `height` rows.
 
     Within a row, edges keep their order for V = 1 (so no schedule changes a sum's order), and are ordered by column,
@@ -91,34 +92,32 @@ def vectors(csr: Csr, height: int, schedule: Tensor | None = None) -> Vectors:
     Args:
         csr: the graph.
         height: V, 1 or 2.
-        schedule: int32 permutation of the rows, the order in which they form panels; None: natural.
+        order: int64 permutation of the rows, in which they form panels; None: as they are.
     """
     if height not in (1, 2):
         raise ValueError(f"PCSR has panels of V = 1 or 2 rows, got {height}")
     device, num_edges = csr.col.device, csr.col.shape[0]
     degree = csr.degree()
-    if schedule is not None:
-        schedule = _check_schedule(schedule, csr)
-        degree = degree[schedule]
+    if order is not None:
+        degree = degree[order]
     ends = degree.cumsum(0)
     begins = ends - degree
     position = torch.arange(num_edges, device=device)
-    if height == 1 and schedule is None:
+    if height == 1 and order is None:
         return Vectors(1, None, csr.rowptr.long(), position, None, None)
     place = torch.arange(csr.num_rows, device=device).repeat_interleave(degree, output_size=num_edges)
-    if schedule is not None:
-        position += (csr.rowptr[schedule] - begins)[place]
+    if order is not None:
+        position += (csr.rowptr[order] - begins)[place]
     if height == 1:
-        return Vectors(1, schedule, torch.cat([ends.new_zeros(1), ends]), position, None, None)
+        return Vectors(1, order, torch.cat([ends.new_zeros(1), ends]), position, None, None)
 
     # By panel, then by column; the rows of a panel one after the other, and each row's edges as they were.
     panels = (csr.num_rows + 1) // 2
-    by_column = _native.group(csr.col[position], csr.num_cols)[1]
-    panel_ends, by_panel = _native.group(torch.div(place, 2, rounding_mode="floor")[by_column], panels)
-    order = by_column[by_panel]
-    place, position = place[order], position[order]
+    _, by_column, edge = _native.transpose(place.to(csr.col.dtype), csr.col[position], csr.num_cols)
+    panel_ends, edge, _ = _native.transpose(edge, by_column // 2, panels)
+    place, position = place[edge], position[edge]
     col, lane = csr.col[position], place % 2
-    panel = torch.div(place, 2, rounding_mode="floor")
+    panel = place // 2
     # A run: the edges of one panel and column. Its i-th edge of each row go together.
     opens = torch.ones(num_edges, dtype=torch.bool, device=device)
     opens[1:] = (panel[1:] != panel[:-1]) | (col[1:] != col[:-1])
@@ -132,21 +131,7 @@ def vectors(csr: Csr, height: int, schedule: Tensor | None = None) -> Vectors:
     within = torch.arange(num_edges, device=device) - start[run]
     vector = offset[run] + torch.where(lane == 0, within, within - (length - second)[run])
     runs = torch.cat([opens.cumsum(0).new_zeros(1), opens.cumsum(0)])  # runs that open before each edge
-    return Vectors(2, schedule, offset[runs[panel_ends.long()]], position, vector, lane)
-
-
-def _check_schedule(schedule: Tensor, csr: Csr) -> Tensor:
-    if not isinstance(schedule, Tensor) or schedule.dtype not in (torch.int32, torch.int64):
-        got = schedule.dtype if isinstance(schedule, Tensor) else type(schedule).__name__
-        raise TypeError(f"schedule must be an int32 tensor of row numbers, got {got}")
-    if schedule.shape != (csr.num_rows,) or schedule.device != csr.col.device:
-        raise ValueError(
-            f"schedule must hold each of the {csr.num_rows} rows once, on {csr.col.device}; got shape "
-            f"{list(schedule.shape)} on {schedule.device}"
-        )
-    if not torch.equal(schedule.sort().values, torch.arange(csr.num_rows, dtype=schedule.dtype, device=csr.col.device)):
-        raise ValueError(f"schedule must hold each of the {csr.num_rows} rows once; some are missing or there twice")
-    return schedule.long()
+    return Vectors(2, order, offset[runs[panel_ends.long()]], position, vector, lane)
 
 
 def panel_features(arranged: Vectors) -> PanelFeatures:
@@ -260,12 +245,13 @@ class Pcsr:
         src_scale: Tensor | None,
         dst_scale: Tensor | None,
         mean: bool,
+        *end: Any,
     ) -> Tensor:
-        """The weighted sum or mean over the edges into each row, as ``_spmm``; `weight` is in the caller's order."""
+        """The sum or mean over the edges into each row, and its end, as ``_spmm``; `weight` in the caller's order."""
         config = [self.config.W, self.config.F, self.config.V, self.slots]
         values = None if weight is None else self.values(weight)
         return _native.pcsr_spmm(  # type: ignore[no-any-return]
-            rowptr, self.ptr, self.col, self.target, self.merges, values, x, src_scale, dst_scale, config, mean
+            rowptr, self.ptr, self.col, self.target, self.merges, values, x, src_scale, dst_scale, config, mean, *end
         )
 
     def nbytes(self) -> int:
@@ -352,38 +338,37 @@ def build(csr: Csr, arranged: Vectors, config: Config, granularity: int, align: 
 
 
 def prepare(
-    csr: Csr, width: int, dtype: torch.dtype, schedule: Tensor | None = None, config: Config | None = None
-) -> tuple[Pcsr, tuple[str, ...]]:
-    """The format of `csr` for features of `width` columns, and what to say about it.
+    csr: Csr, width: int, dtype: torch.dtype, schedule: str | Tensor | None = None, config: Config | None = None
+) -> tuple[Pcsr, str, tuple[str, ...]]:
+    """The format of `csr` for features of `width` columns, the name of the schedule, and what to say about it.
 
-    Arrays are shared between widths, and kept with the graph where the schedule is the natural one.
+    Arrays are shared between widths, and kept with the graph where the schedule has a name.
 
     Args:
         csr: the graph.
         width: columns of features, heads counted in.
         dtype: of features.
-        schedule: order of the rows, see `vectors`.
+        schedule: in which order rows form panels, see `gnn_spmm_plugin.schedule.order_of`.
         config: instead of what `choose_config` says.
     """
-    kept = csr.plans if schedule is None else {}
+    name, order = order_of(csr, schedule)
+    kept = {} if isinstance(schedule, Tensor) else csr.plans
     arranged: dict[int, Vectors] = {}
-    features: PcsrFeatures | None = kept.get("pcsr features")
+    features: PcsrFeatures | None = kept.get(("pcsr features", name))
     if features is None:
-        arranged = {height: vectors(csr, height, schedule) for height in (1, 2)}
+        arranged = {height: vectors(csr, height, order) for height in (1, 2)}
         panels = {height: panel_features(arranged[height]) for height in (1, 2)}
-        features = kept["pcsr features"] = PcsrFeatures(csr.num_rows, csr.col.shape[0], panels[1], panels[2])
+        features = kept["pcsr features", name] = PcsrFeatures(csr.num_rows, csr.col.shape[0], panels[1], panels[2])
     config = choose_config(features, width, dtype) if config is None else config
     panel = features.double if config.V == 2 else features.single
-    made: Pcsr | None = kept.get(("pcsr", config.V, config.S))
+    made: Pcsr | None = kept.get(("pcsr", name, config.V, config.S))
     if made is None:
-        from_edges = arranged.get(config.V) or vectors(csr, config.V, schedule)
-        made = kept["pcsr", config.V, config.S] = build(csr, from_edges, config, panel.granularity)
-    order = "natural" if schedule is None else "given by the caller"
+        from_edges = arranged.get(config.V) or vectors(csr, config.V, order)
+        made = kept["pcsr", name, config.V, config.S] = build(csr, from_edges, config, panel.granularity)
     reasons = (
         f"config    {config}  SG {panel.granularity}",
         f"padding   {features.double.padding_ratio:.1%} of the values under V=2",
         f"panels    {panel.panels:,} of {panel.vectors:,} vectors under V={config.V}, at most {panel.longest:,}; "
         f"{panel.split_ratio:.2f} pieces each under S=True",
-        f"schedule  {order}",
     )
-    return replace(made, config=config), reasons
+    return replace(made, config=config), name, reasons

@@ -1,9 +1,8 @@
 """`Plan`: everything prepared once for one direction of a graph, so that a product is one call.
 
 A plan has a life. It starts *cold*: no pass over the graph, no allocation. Further use of the same graph
-*warms* it: degrees are looked at (one read back), and rows too long for one block are split into chunks that
-several blocks sweep, merged in a fixed order. Cold and warm give the same bits: the cold kernel walks the same
-chunks one after another.
+*warms* it: degrees are looked at (one read back), and the rows are listed in the order in which they are processed,
+long ones in pieces (see `gnn_spmm_plugin.schedule`). The upgrade comes at the same use in every run.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from .features import GraphFeatures
 from .graph import Core, Csr, Graph, _refuse_capture, capturing
 from .kernels import DTYPES, KERNELS, REDUCES, Kernel, check_reduce, for_device
 from .pcsr import Pcsr, prepare
+from .schedule import layout_of, list_items, order_of
 
 MODES = ("auto", "cold", "warm")
 POLICIES = ("auto", "paramspmm", "csr")
@@ -30,14 +30,18 @@ POLICIES = ("auto", "paramspmm", "csr")
 WARM_AFTER = 8
 
 
+#: A graph of fewer edges leaves most of a GPU idle: whole blocks share its long rows, in one launch.
+SMALL_EDGES = 100_000
+
+
 def _lengths(num_rows: int, num_edges: int) -> tuple[int, int]:
-    """(long row, chunk): a longer row than the first gets a block to itself, than the second several.
+    """(long row, chunk) of a cold plan: a longer row than the first gets a block to itself, a chunk at a time.
 
     A lane group sweeps a row of n edges as a chain of n / 4 dependent gathers of about 0.5 us; a block has 8 to 64
     groups. Where there are rows enough to fill a GPU, only those far above the average need more hands; a small graph
     leaves most of it idle, so its rows are shared out earlier.
     """
-    long_row = 32 if num_edges < 100_000 else 128
+    long_row = 32 if num_edges < SMALL_EDGES else 128
     while num_rows > 100_000 and long_row < 4 * num_edges // num_rows:
         long_row *= 2
     return long_row, max(2048, 4 * long_row)
@@ -50,14 +54,17 @@ class Plan:
     Attributes:
         kernel: the kernel that runs.
         mode: ``"cold"`` or ``"warm"``.
-        items: ``[n, 4]`` int32 work items of the CUDA kernel (chunks of hub rows, then rows to merge), or None.
-        config: integers passed to the kernel: [long row, chunk, chunk items, merged rows, scratch slots, whether the
-            items hold every long row].
+        items: what the CUDA kernel walks through, see `gnn_spmm_plugin.schedule.list_items`, or None.
+        config: integers passed to the kernel: [long row (0: none), chunk, items, split rows, scratch slots, lanes,
+            fold, parallel]. The last three say how the threads of a warp share rows and columns; lanes = 0 lets the
+            kernel choose by width.
+        schedule: name of the order of rows.
         features: degree statistics, where the plan looked at them.
         reasons: why this and not another, line by line.
         build_seconds: host time it took to build.
         request: width, dtype and reduction that it was asked for, where it was asked for explicitly.
         pcsr: the format that the kernel of this name reads, or None.
+        lengths: the first two integers of `config` in one, for a kernel without items.
     """
 
     kernel: Kernel
@@ -68,8 +75,13 @@ class Plan:
     features: GraphFeatures | None
     reasons: tuple[str, ...]
     build_seconds: float
+    schedule: str = "natural"
     request: tuple[int, torch.dtype, str] | None = None
     pcsr: Pcsr | None = field(default=None, repr=False)
+    lengths: int = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "lengths", self.config[0] << 32 | self.config[1])
 
     def nbytes(self) -> int:
         """Bytes held besides the graph itself."""
@@ -93,8 +105,9 @@ class Plan:
             f = self.features
             lines.append(
                 f"  features  mean degree {f.mean_degree:.1f}  degree_cv {f.degree_cv:.2f}  "
-                f"longest row {f.max_degree:,}  empty rows {f.empty_rows:,}"
+                f"longest row {f.max_degree:,}  empty rows {f.empty_rows:,}  locality {f.locality:.2f}"
             )
+        lines.append(f"  schedule  {self.schedule}")
         lines += [f"  {reason}" for reason in self.reasons]
         lines.append(f"  built     in {self.build_seconds * 1e3:.2f} ms, {self.nbytes():,} bytes")
         names = ", ".join(k.name for k in KERNELS if k.device == self.kernel.device)
@@ -106,66 +119,50 @@ class Plan:
 
 def _cold(csr: Csr, kernel: Kernel, why: str) -> Plan:
     counters["plans_built"] += 1
-    config = [*_lengths(csr.num_rows, csr.col.shape[0]), 0, 0, 0, 0]
+    config = [*_lengths(csr.num_rows, csr.col.shape[0]), 0, 0, 0, 0, 0, 0]
     return Plan(kernel, "cold", weakref.ref(csr), None, config, None, (f"cold      {why}",), 0.0)
 
 
-def _warm(csr: Csr, kernel: Kernel) -> Plan:
+def _warm(csr: Csr, kernel: Kernel, schedule: str | Tensor | None = None) -> Plan:
     counters["plans_built"] += 1
     start = time.perf_counter()
     long_row, chunk = _lengths(csr.num_rows, csr.col.shape[0])
-    items, config, reasons = None, [long_row, chunk, 0, 0, 0, 0], []
+    items, config, reasons = None, [long_row, chunk, 0, 0, 0, 0, 0, 0], []
     with torch.no_grad():
         features = GraphFeatures.of(csr)
-        if kernel.device == "cuda" and features.max_degree <= long_row:
-            config[5] = 1
-            reasons.append(f"long      no row over {long_row} edges: every row is swept by a lane group")
-        elif kernel.device == "cuda" and csr.col.dtype == torch.int32:
-            items, num_long, num_split = _list_long_rows(csr, long_row, chunk)
-            config[2:] = [len(items) - num_split, num_split, int(items[-1, 2]) if num_split else 0, 1]
-            reasons.append(f"long      {num_long} rows over {long_row} edges: a block each, ahead of the others")
+        name, order = order_of(csr, schedule)
+        if kernel.device != "cuda" or csr.col.dtype != torch.int32:
+            name = "natural"
+        elif csr.num_rows == 0 or (features.num_edges < SMALL_EDGES and order is None):
+            config[0] = long_row if features.max_degree > long_row else 0
+            how = f"a block shares a row of over {long_row}" if config[0] else f"none of over {long_row}"
+            reasons.append(f"rows      fewer than {SMALL_EDGES:,} edges: straight from the CSR arrays; {how}")
+        else:
+            layout = layout_of(features)
+            items, num_split, num_slots = list_items(csr, layout, order)
+            config[1:5] = [layout.chunk, len(items) - num_split, num_split, num_slots]
+            reasons.append(
+                f"items     {config[2]:,} of {layout.chunk} edges at most, longest first among "
+                f"{layout.window or config[2]:,} neighbours, those of over {layout.long} ahead of all"
+            )
             if num_split:
-                reasons.append(f"split     {num_split} of them over {chunk} edges: {config[4]} chunks, merged in order")
+                reasons.append(f"split     {num_split:,} rows into {num_slots:,} pieces, merged in order")
     seconds = time.perf_counter() - start
     log.info("plan: %s, %d rows, %d edges, %s", kernel.name, csr.num_rows, csr.col.shape[0], "; ".join(reasons))
-    return Plan(kernel, "warm", weakref.ref(csr), items, config, features, tuple(reasons), seconds)
+    return Plan(kernel, "warm", weakref.ref(csr), items, config, features, tuple(reasons), seconds, name)
 
 
-def _pcsr(csr: Csr, kernel: Kernel, width: int, dtype: torch.dtype, schedule: Tensor | None) -> Plan:
+def _pcsr(csr: Csr, kernel: Kernel, width: int, dtype: torch.dtype, schedule: str | Tensor | None) -> Plan:
     _refuse_capture("gnn_spmm_plugin would have to build the format of kernel pcsr")
     counters["plans_built"] += 1
     start = time.perf_counter()
     with torch.no_grad():
-        made, reasons = prepare(csr, width, dtype, schedule)
-        config = [*_lengths(csr.num_rows, csr.col.shape[0]), 0, 0, 0, 0]  # for what runs beside it, on the CSR
+        made, name, reasons = prepare(csr, width, dtype, schedule)
+        config = [*_lengths(csr.num_rows, csr.col.shape[0]), 0, 0, 0, 0, 0, 0]  # for what runs beside it, on the CSR
         features = GraphFeatures.of(csr)
     seconds = time.perf_counter() - start
     log.info("plan: %s, %d rows, %d edges, %s", kernel.name, csr.num_rows, csr.col.shape[0], "; ".join(reasons))
-    return Plan(kernel, "warm", weakref.ref(csr), None, config, features, reasons, seconds, pcsr=made)
-
-
-def _list_long_rows(csr: Csr, long_row: int, chunk: int) -> tuple[Tensor, int, int]:
-    """Work items of the CUDA kernel, and how many rows are long and how many of those are split.
-
-    Returns ``[n, 4]`` int32: {row, begin, end, slot} for each chunk of each long row, slot -1 where that is the whole
-    row; then {row, first slot, end slot, 0} for each split row.
-    """
-    device = csr.col.device
-    degree = csr.degree()
-    rows = (degree > long_row).nonzero().flatten()
-    chunks = (degree[rows] + chunk - 1) // chunk
-    ends = chunks.cumsum(0)
-    total = int(ends[-1])
-    owner = torch.arange(len(rows), device=device).repeat_interleave(chunks, output_size=total)
-    number = torch.arange(total, device=device) - (ends - chunks)[owner]
-    begin = csr.rowptr[rows][owner] + number * chunk
-    end = torch.minimum(begin + chunk, csr.rowptr[rows + 1][owner])
-    is_split = chunks > 1
-    slot = is_split[owner].cumsum(0) - 1
-    items = torch.stack([rows[owner], begin, end, torch.where(is_split[owner], slot, -1)], 1)
-    slots_end = chunks[is_split].cumsum(0)
-    split = torch.stack([rows[is_split], slots_end - chunks[is_split], slots_end, torch.zeros_like(slots_end)], 1)
-    return torch.cat([items, split]).to(torch.int32).contiguous(), len(rows), len(split)
+    return Plan(kernel, "warm", weakref.ref(csr), None, config, features, reasons, seconds, name, pcsr=made)
 
 
 def default_plan(core: Core, csr: Csr) -> Plan:
@@ -195,12 +192,12 @@ def _build(
     kernel: Kernel,
     width: int = 64,  # for the choices of a plan that serves any
     dtype: torch.dtype = torch.float32,
-    schedule: Tensor | None = None,
+    schedule: str | Tensor | None = None,
 ) -> Plan:
     try:
         if kernel.name == "pcsr":
             return _pcsr(csr, kernel, width, dtype, schedule)
-        return _warm(csr, kernel)
+        return _warm(csr, kernel, schedule)
     except torch.OutOfMemoryError:
         log.warning(
             "out of memory while planning a graph of %d edges: staying with the cold kernel",
@@ -251,8 +248,10 @@ def plan(
         policy: ``"auto"``, ``"paramspmm"`` for PCSR under the configuration that its rules choose (the default kernel
             where PCSR has none: maxima and minima, the CPU), or ``"csr"`` for the plain row kernels.
         kernel: name of a kernel (see `kernels`), instead of a choice. `GSP_KERNEL` does the same.
-        schedule: order in which rows are processed, an int32 permutation on the graph's device, for kernel pcsr; None:
-            the natural one. Such a plan is not kept with the graph: a CUDA graph that used it needs it alive.
+        schedule: order in which rows are processed: None or ``"natural"``, ``"degree"`` (longest first), or a
+            permutation of the rows, ``[num_rows]`` int32 or int64 on the graph's device; it has to be prepared, so
+            not with a cold plan. Results depend on it no more than on the kernel. A plan with a permutation is not
+            kept with the graph: a CUDA graph that uses it needs it alive.
 
     Returns:
         A plan to pass to ``spmm(graph, x, plan=...)``. It belongs to this graph.
@@ -277,20 +276,23 @@ def plan(
     _check_mode(chosen, mode)
     csr = graph._csr
     mode = "cold" if mode == "cold" else "warm"
-    if schedule is not None:
-        if chosen.name != "pcsr":
-            raise ValueError(f"schedule must be None (natural order) for kernel {chosen.name}; got {schedule!r}")
-        return replace(_build(csr, chosen, width, dtype, schedule), request=(width, dtype, reduce))
-    key = (width, dtype, reduce, mode, chosen.name, policy)
-    made: Plan | None = csr.plans.get(key)
+    named = "natural" if schedule is None else schedule if isinstance(schedule, str) else ""
+    if mode == "cold" and named != "natural":
+        raise ValueError("a schedule has to be prepared: use mode='auto' or 'warm', not 'cold'")
+    kept: dict[Any, Any] = csr.plans if named else {}  # a permutation is the caller's, who keeps the plan
+    request = (width, dtype, reduce)
+    # What is prepared depends on the structure alone: every width, dtype and reduction shares it. Of PCSR, the arrays
+    # do, and every reduction shares the rest.
+    prepared = (mode, chosen.name, named, request[:2] if chosen.name == "pcsr" else ())
+    key = (request, prepared, why)
+    made: Plan | None = kept.get(key)
     if made is None:
-        # What is prepared depends on the structure alone: every width, dtype and reduction shares it. Of PCSR, the
-        # arrays do.
-        prepared = csr.plans.get((mode, chosen.name))
-        if chosen.name == "pcsr":
-            prepared = _build(csr, chosen, width, dtype)
-        elif prepared is None:
-            prepared = _cold(csr, chosen, "as asked") if mode == "cold" else _build(csr, chosen)
-            csr.plans[mode, chosen.name] = prepared
-        made = csr.plans[key] = replace(prepared, request=(width, dtype, reduce), reasons=prepared.reasons + why)
+        shared = kept.get(prepared)
+        if shared is None:
+            if mode == "cold":
+                shared = _cold(csr, chosen, "as asked")
+            else:
+                shared = _build(csr, chosen, width, dtype, schedule)
+            kept[prepared] = shared
+        made = kept[key] = replace(shared, request=request, reasons=shared.reasons + why)
     return made

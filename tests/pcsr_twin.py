@@ -30,6 +30,11 @@ def pcsr_spmm(
     dst_scale: Tensor | None,
     config: list[int],
     mean: bool,
+    self_x: Tensor | None = None,
+    self_scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    relu: bool = False,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     _, _, height, slots = config
     num_rows, width, pieces = rowptr.shape[0] - 1, x.shape[1], ptr.shape[0] - 1
@@ -76,7 +81,11 @@ def pcsr_spmm(
         out /= rowptr.diff().clamp(min=1).unsqueeze(1)
     if dst_scale is not None:
         out *= dst_scale.unsqueeze(1)
-    return out.to(x.dtype)
+    if self_x is not None:
+        out += self_x.to(acc) if self_scale is None else self_x.to(acc) * self_scale.unsqueeze(1)
+    if bias is not None:
+        out += bias
+    return (out.relu() if relu else out).to(out_dtype or x.dtype)
 
 
 @contextmanager
@@ -87,8 +96,10 @@ def on_cpu() -> Iterator[None]:
     library.impl("_pcsr_spmm", pcsr_spmm, "CPU")
     try:
         with pytest.MonkeyPatch.context() as patch:
+            KERNELS.for_device.cache_clear()
             for module in (KERNELS, PLAN):
                 patch.setattr(module, "KERNELS", (*module.KERNELS, replace(ours, device="cpu")))
             yield
     finally:
+        KERNELS.for_device.cache_clear()
         library._destroy()

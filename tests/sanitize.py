@@ -16,10 +16,11 @@ from torch import Tensor
 
 import gnn_spmm_plugin as gsp
 from gnn_spmm_plugin import _native, pcsr, reference
-from gnn_spmm_plugin.plan import _list_long_rows
+from gnn_spmm_plugin.schedule import Layout, list_items
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 WIDTHS = (1, 2, 8, 24, 33, 66, 100, 256, 300)
+GEOMETRIES = ((0, 0, 0), (8, 2, 4), (2, 1, 8))  # chosen; the one with a kernel of its own; many groups
 LONG_ROW, CHUNK = 8, 32  # small, so that every path is taken on a tiny graph
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
@@ -46,7 +47,7 @@ def main() -> None:
     twin = graph.cpu()  # the reference runs there: a sanitizer slows every kernel of torch down too
     formats = [
         pcsr.build(graph._csr, pcsr.vectors(graph._csr, height, schedule), pcsr.Config(V=height, S=split), CHUNK)
-        for height, split, schedule in itertools.product((1, 2), (False, True), (None, torch.randperm(13).int().cuda()))
+        for height, split, schedule in itertools.product((1, 2), (False, True), (None, torch.randperm(13).cuda()))
     ]
     calls = _native.kernel_calls()
     for dtype, width, wide in itertools.product(DTYPES, WIDTHS, (False, True)):
@@ -54,11 +55,11 @@ def main() -> None:
             continue  # int64 indices have one instantiation
         halves = []
         for csr in (graph._csr, graph._csr_t):
-            items, _, split = _list_long_rows(csr, LONG_ROW, CHUNK)
-            slots = int(items[-1, 2]) if split else 0
-            warm = [LONG_ROW, CHUNK, len(items) - split, split, slots, 1]
+            items, split, slots = list_items(csr, Layout(CHUNK, 4, LONG_ROW))
+            listed = [LONG_ROW, CHUNK, len(items) - split, split, slots]
             arrays = [t.long() if wide else t for t in (csr.rowptr, csr.col, csr.perm) if t is not None]
-            plans = [(None, [LONG_ROW, CHUNK, 0, 0, 0, 0])] + ([] if wide else [(items, warm)])
+            plans = [(None, [LONG_ROW, CHUNK, *[0] * 6])]
+            plans += [] if wide else [(items, [*listed, *geometry]) for geometry in GEOMETRIES]
             halves.append((arrays, csr.perm, plans))
         (csr, perm, plans), (csr_t, perm_t, plans_t) = halves
         for heads in (0, 1, 2):
@@ -93,6 +94,16 @@ def run(graph, dtype, width, heads, csr, perm, plans, csr_t, perm_t, plans_t):  
             expected, _ = reference.spmm(graph, wide_x * factor, wide_w, "mean" if mean else "sum")
             expected = expected.reshape(13, width) * (cpu_scale_t.double().unsqueeze(1) if scaled else 1)
             check((where, "sum", mean, scaled), out, expected, dtype)
+        if heads == 0:  # the end of a sum: the scales above are of the right sizes for it too
+            own = (grad, scale_t, torch.rand(width + 1, dtype=acc, device="cuda")[1:])
+            results = (torch.float64,) if acc == torch.float64 else (torch.float32, torch.float16, torch.bfloat16)
+            expected, _ = reference.spmm(graph, wide_x, None, "sum")
+            expected = expected + cpu_grad.double() * cpu_scale_t.double().unsqueeze(1) + own[2].cpu().double()
+            for result in results:
+                out = _native.spmm(
+                    csr[0], csr[1], None, x, None, None, items, config, False, *own, relu=True, out_dtype=result
+                )
+                check((where, "epilogue", result), out, expected.relu(), max(dtype, result, key=TOLERANCE.__getitem__))
         for minimum in (False, True):
             best, arg = _native.spmm_arg(csr[0], csr[1], csr[2], row, x, items, config, minimum)
             count = _native.spmm_tie_count(csr[0], csr[1], row, x, best, items, config)
@@ -130,6 +141,10 @@ def run_pcsr(formats, graph, rowptr, dtype, width, heads):  # type: ignore[no-un
     scales = (cpu_scale.cuda(), cpu_scale_t.cuda())
     x = cpu_x.cuda()
     apart = torch.zeros(20, width + 1, dtype=dtype, device="cuda")[:, :width].copy_(x)
+    cpu_own, cpu_bias = torch.randn(13, width).to(dtype), torch.rand(width, dtype=acc)
+    own, bias = cpu_own.cuda(), cpu_bias.cuda()
+    ended = cpu_own.double() * cpu_scale_t.double().unsqueeze(1) + cpu_bias.double()  # what comes to a sum
+    results = (torch.float64,) if acc == torch.float64 else (torch.float32, torch.float16, torch.bfloat16)
     for scaled in (False, True):
         factor = cpu_scale.double().view(-1, *[1] * (by_head.dim() - 1)) if scaled else 1
         expected, _ = reference.spmm(graph, by_head * factor, weight, "mean" if scaled else "sum")
@@ -139,7 +154,13 @@ def run_pcsr(formats, graph, rowptr, dtype, width, heads):  # type: ignore[no-un
             arrays = (rowptr, made.ptr, made.col, made.target, made.merges, values, apart if made.config.S else x)
             config = [made.config.W, fold, made.config.V, made.slots]
             out = _native.pcsr_spmm(*arrays, *(scales if scaled else (None, None)), config, scaled)
-            check((dtype, width, heads, rowptr.dtype, str(made.config), fold, scaled), out, expected, dtype)
+            where = (dtype, width, heads, rowptr.dtype, str(made.config), fold, scaled)
+            check(where, out, expected, dtype)
+            for result in results if scaled else ():
+                end = (own, scales[1], bias, True, result)
+                out = _native.pcsr_spmm(*arrays, *scales, config, True, *end)
+                loosest = max(dtype, result, key=TOLERANCE.__getitem__)
+                check((*where, "epilogue", result), out, (expected + ended).relu(), loosest)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import io
 import json
 import pickle
@@ -64,28 +63,48 @@ def test_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "mean_degree" in capsys.readouterr().out
 
 
-def test_bench_checks_before_it_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    args = ["--graph", "random:300:2000", "--width", "5", "--repeat", "2", "--device", "cpu"]
-    assert run("bench", *args, "--csv", str(tmp_path / "b.csv"), "--json", str(tmp_path / "b.json")) == 0
-    rows = json.loads((tmp_path / "b.json").read_text())["rows"]
-    assert {r["contender"] for r in rows} >= {"gnn_spmm", "torch.sparse.mm"}
-    assert all(r["match"] for r in rows)
-    assert all(r["p20_ms"] <= r["median_ms"] <= r["p80_ms"] for r in rows if "median_ms" in r)
-    with open(tmp_path / "b.csv") as f:
-        assert len(list(csv.DictReader(f))) == len(rows)
+def test_bench(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    csv_file, json_file = tmp_path / "b.csv", tmp_path / "b.json"
+    args = ["--graph", "random:300:2000", "--width", "5", "--budget", "0.1", "--device", "cpu", "--csv", str(csv_file)]
+    assert run("bench", *args, "--json", str(json_file)) == 0
+    rows = json.loads(json_file.read_text())["rows"]
+    assert {r["contender"] for r in rows} >= {"ours:auto", "torch.sparse.mm", "limit:copy"}
+    assert {r["reduce"] for r in rows} == {"sum", "mean", "max"}
+    timed = [r for r in rows if r["ms_p20"]]
+    assert timed and all(float(r["ms_p20"]) <= float(r["ms_median"]) <= float(r["ms_p80"]) for r in timed)
     assert "geometric mean" in capsys.readouterr().out
+    assert run("bench", "--summary", str(csv_file), "--json", str(json_file)) == 0
+    assert json.loads(json_file.read_text())["lines"] == []  # none of the graphs that the goals are about
+
+
+def test_bench_graphs_and_suites(tmp_path: Path) -> None:
+    """Drawn graphs shrunk, those of a folder, and a suite of which a part is picked."""
+    np.savez(tmp_path / "mine.npz", rowptr=np.array([0, 2, 2, 3]), col=np.array([0, 1, 2]), num_nodes=3)
+    file = tmp_path / "b.json"
+    common = ("--device", "cpu", "--tiny", "--budget", "0.1", "--json", str(file))
+    chosen = ("--graph", "arxivlike_shuf", "--graph-dir", str(tmp_path), "--width", "4", "--weighted", "yes")
+    assert run("bench", *chosen, "--reduce", "sum", "--dtype", "float32", "float64", *common) == 0
+    rows = json.loads(file.read_text())["rows"]
+    found = {(r["graph"], r["dtype"]) for r in rows if r["contender"] == "ours:auto" and r["ms_median"]}
+    assert found == {(g, d) for g in ("arxivlike_shuf", "mine") for d in ("float32", "float64")}
+    assert run("bench", "--suite", "quick", "--graph", "cora", "--reduce", "max", "--contender", "ours", *common) == 0
+    rows = json.loads(file.read_text())["rows"]
+    assert {(r["graph"], r["reduce"], r["width"]) for r in rows} == {("cora", "max", "16"), ("cora", "max", "64")}
+    assert {r["contender"] for r in rows} == {"ours:auto", "limit:copy"}
 
 
 def test_bench_does_not_time_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gnn_spmm_plugin.bench import run as bench
+    from gnn_spmm_plugin.bench import contenders
 
-    right = bench.spmm
-    monkeypatch.setattr(bench, "spmm", lambda *args, **kwargs: right(*args, **kwargs) + 1)
+    right = contenders.spmm
+    monkeypatch.setattr(contenders, "spmm", lambda *args, **kwargs: right(*args, **kwargs) + 1)
     file = tmp_path / "b.json"
-    args = ("--graph", "random:30:200", "--width", "3", "--repeat", "1", "--device", "cpu", "--json", str(file))
+    args = ("--graph", "random:30:200", "--width", "3", "--budget", "0.1", "--device", "cpu", "--json", str(file))
     assert run("bench", *args) == 1
-    ours = [r for r in json.loads(file.read_text())["rows"] if r["contender"] == "gnn_spmm"]
-    assert ours and not any(r["match"] or "median_ms" in r for r in ours)
+    rows = json.loads(file.read_text())["rows"]
+    ours = [r for r in rows if r["contender"] == "ours:auto"]
+    assert ours and all(r["note"].startswith("wrong") and not r["ms_median"] for r in ours)
+    assert any(r["contender"] == "torch.sparse.mm" and r["ms_median"] for r in rows)
 
 
 @pytest.mark.parametrize(
@@ -96,6 +115,13 @@ def test_bench_does_not_time_what_is_wrong(tmp_path: Path, monkeypatch: pytest.M
         (["explain", "cora", "--width", "0"], "1 or more"),
         (["explain", "cora", "--dtype", "int8"], "invalid choice"),
         (["bench", "--graph", "random:5"], "random:NODES:EDGES"),
+        (["bench", "--graph", "kora"], "unknown graph 'kora'"),
+        (["bench", "--width", "0"], "1 or more"),
+        (["bench", "--budget", "0"], "more than 0"),
+        (["bench", "--suite", "quick", "--setting", "scales"], "settings of its own"),
+        (["bench", "--graph-dir", "nowhere"], "no .npz file in nowhere"),
+        (["bench", "--summary", "missing.csv"], "missing.csv cannot be read"),
+        (["bench", "--kernel", "fastest", "--graph", "cora"], "unknown kernel 'fastest'"),
         (["demo", "--dataset", "kora"], "invalid choice"),
         (["demo", "--epochs", "-1"], "1 or more"),
         (["demo", "--edges-file", "missing.npy"], "No such file"),
@@ -204,6 +230,7 @@ GOOD: list[tuple[str, Callable[[Path], None]]] = [
     ("o.npz", archive(anything=[[0, 1, 3], [1, 2, 0]])),
     ("s.npz", archive(src=[0, 1, 3], dst=[1, 2, 0], num_nodes=4)),
     ("csr.npz", archive(indptr=[0, 1, 2, 3, 3], indices=[3, 0, 1], format=b"csr", shape=[4, 4], data=[1.0, 1, 1])),
+    ("rowptr.npz", archive(rowptr=[0, 1, 2, 3, 3], col=[3, 0, 1])),
     ("csc.npz", archive(indptr=[0, 1, 2, 2, 3], indices=[1, 2, 0], format=b"csc", shape=[4, 4], data=[1.0, 1, 1])),
     ("h.csv", text("source,target\n0,1\n1,2\n3,0\n")),
     ("n.csv", text("0,1\n1,2\n\n3,0")),

@@ -30,8 +30,9 @@ def _variants(device: str) -> Iterator[tuple[str, tuple[object, ...]]]:
     base = raw_arguments(device)
     yield from base.items()
     optional = {
-        "spmm": (2, 4, 5),
-        "pcsr_spmm": (5, 7, 8),
+        "spmm": (2, 4, 5, 9, 10, 11, 13),
+        "row_sum": (),
+        "pcsr_spmm": (5, 7, 8, 11, 12, 13, 15),
         "spmm_arg": (2, 3),
         "spmm_arg_backward": (2, 3),
         "spmm_tie_count": (2,),
@@ -55,7 +56,7 @@ def _variants(device: str) -> Iterator[tuple[str, tuple[object, ...]]]:
             a.repeat(1, 2)[:, : a.shape[1]] if isinstance(a, torch.Tensor) and a.dim() == 2 and a.shape[1] == 4 else a
             for a in args
         ]
-        if name in ("spmm", "spmm_arg", "sddmm"):
+        if name in ("spmm", "row_sum", "spmm_arg", "sddmm"):
             yield name, tuple(strided)
 
 
@@ -65,31 +66,41 @@ def test_opcheck(device: str, name: str) -> None:
     if device == "cpu" and name == "pcsr_spmm":
         pytest.skip("a kernel for CUDA; test_pcsr.py checks it with a twin")
     checked = 0
+    # Some look at values, which fake tensors have not.
+    utils = "test_schema" if name in ("from_coo", "same_coo") else torch.library._OPCHECK_DEFAULT_UTILS
     for other, args in _variants(device):
         if other == name:
-            torch.library.opcheck(getattr(_native, name), args)
+            torch.library.opcheck(getattr(torch.ops.gnn_spmm_plugin, f"_{name}").default, args, test_utils=utils)
             checked += 1
-    assert checked >= (1 if name in ("check_coo", "group") else 2)
+    assert checked >= (1 if name in ("from_coo", "transpose", "same_coo") else 2)
+
+
+def test_no_graph_of_fake_tensors() -> None:
+    """Not one that says nothing: its edges cannot be looked at."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode(), pytest.raises(RuntimeError, match=r"_from_coo"):
+        gsp.Graph.from_edge_index(torch.zeros(2, 3, dtype=torch.int64), 4)
 
 
 def test_every_operator_is_checked() -> None:
     schemas = {s.name for s in torch._C._jit_get_all_schemas() if s.name.startswith("gnn_spmm_plugin::_")}
     ours = {f"gnn_spmm_plugin::_{name}" for name in _native._OPS}
-    counters = {"gnn_spmm_plugin::_kernel_calls", "gnn_spmm_plugin::_kernel_calls_cuda"}
-    assert ours <= schemas <= ours | counters
+    others = {f"gnn_spmm_plugin::_{name}" for name in ("kernel_calls", "kernel_calls_cuda", "speed_of_light")}
+    assert ours <= schemas <= ours | others
 
 
 def test_results_are_contiguous_whatever_the_strides(device: str) -> None:
     """A fake kernel that copies a stride of zero makes compiled gradients zero."""
     g = NAMED["shuffled"].graph(device)
     x = torch.rand(1, 4, device=device).expand(37, 4)
-    out = _native.spmm(g.rowptr, g.col, None, x, None, None, None, [128, 2048, 0, 0, 0, 0], False)
+    out = _native.spmm(g.rowptr, g.col, None, x, None, None, None, [128, 2048, 0, 0, 0, 0, 0, 0], False)
     assert out.is_contiguous()
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode() as mode:
         fakes = [mode.from_tensor(t) for t in (g.rowptr, g.col, x)]
-        fake = _native.spmm(fakes[0], fakes[1], None, fakes[2], None, None, None, [128, 2048, 0, 0, 0, 0], False)
+        fake = _native.spmm(fakes[0], fakes[1], None, fakes[2], None, None, None, [128, 2048, 0, 0, 0, 0, 0, 0], False)
         assert fake.stride() == out.stride() and fake.shape == out.shape
 
 

@@ -317,32 +317,72 @@ def test_edge_softmax(dtype: torch.dtype, heads: int, hub: int) -> None:
 @pytest.mark.parametrize(
     ("edges", "n"), [(0, 0), (0, 5), (1, 1), (1000, 7), (1000, 100000), (200000, 3), (200000, 40000)]
 )
-def test_group_is_a_stable_sort(edges: int, n: int, index: torch.dtype) -> None:
+def test_transpose_is_a_stable_sort(edges: int, n: int, index: torch.dtype) -> None:
     gen = torch.Generator().manual_seed(edges + n)
-    key = torch.randint(0, max(n, 1), (edges, 2), generator=gen).to(index)[:, 1]
-    rowptr, perm = ops._group(key, n)
-    assert rowptr.dtype == perm.dtype == torch.int32
+    key, other = torch.randint(0, max(n, 1), (2, edges), generator=gen).to(index)
+    rowptr, col, perm = ops._transpose(other, key, n)
+    assert rowptr.dtype == col.dtype == perm.dtype == index
     assert torch.equal(perm.long(), torch.argsort(key, stable=True))
+    assert torch.equal(col, other[perm.long()])
     assert torch.equal(rowptr[1:].long(), torch.bincount(key, minlength=n).cumsum(0))
     assert rowptr[0] == 0
 
 
-@pytest.mark.parametrize("index", INDICES)
-def test_check_coo(index: torch.dtype) -> None:
-    edges = 150000
-    gen = torch.Generator().manual_seed(0)
-    pairs = torch.randint(0, 10, (edges, 2), generator=gen).to(index)
-    src, dst = pairs.unbind(1)
+SELF_SCALES = ("none", "one", "rows")
+RESULTS = {torch.float64: (None, torch.float64), torch.float32: (None, torch.float16, torch.bfloat16)}
 
-    def facts(dst: torch.Tensor, src: torch.Tensor) -> list[int]:
-        return ops._check_coo(dst, src, 10, 10).tolist()[:2]
 
-    assert facts(dst, src) == [-1, 0]
-    assert facts(dst.sort().values, src) == [-1, 1]
-    for position, value, which in ((140000, 10, dst), (70000, -1, src), (3, 11, dst)):
-        which[position] = value
-        assert facts(dst, src)[0] == position
-    assert facts(dst[:0], src[:0]) == [-1, 1]
+@pytest.mark.parametrize("hub", [0, 20000])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_epilogue(dtype: torch.dtype, hub: int) -> None:
+    csr = random_csr(torch.int32, hub=hub)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    results = RESULTS.get(dtype, (None, torch.float32, torch.float16, torch.bfloat16))
+    turns = itertools.cycle(itertools.product(SELF_SCALES, (False, True), (False, True), results))
+    for width, scaled in itertools.product(WIDTHS[:-1], (False, True)):
+        x, own = features(csr.num_src, width, dtype), features(csr.rows, width, dtype, seed=1)
+        bias = features(1, width, wide, seed=2)[0]  # at an odd address
+        by = [torch.linspace(-0.5, 2, n, dtype=wide) if scaled else None for n in (csr.num_src, csr.rows)]
+        scales = {
+            "none": None,
+            "one": torch.tensor([1.5], dtype=wide),
+            "rows": torch.linspace(-1, 2, csr.rows).to(wide),
+        }
+        total = sum_rows(csr, (x.double() * (1 if by[0] is None else by[0].double()[:, None]))[csr.col.long()])
+        for kind, mean, relu, result in itertools.islice(turns, 13):
+            scale = scales[kind]
+            got = ops._spmm(
+                csr.rowptr, csr.col, None, x, *by, None, [], mean, own, scale, bias, relu=relu, out_dtype=result
+            )
+            expected = total / csr.rowptr.long().diff().clamp(min=1)[:, None] if mean else total
+            expected = expected if by[1] is None else expected * by[1].double()[:, None]
+            expected = expected + own.double() * (1 if scale is None else scale.double()[:, None]) + bias.double()
+            expected = expected.relu() if relu else expected
+            assert got.dtype == result or (result is None and got.dtype == dtype)
+            assert got.is_contiguous()
+            close(got, expected, got.dtype, 1 if mean else max(1.0, hub / 100))
+
+
+def test_parts_of_the_epilogue_alone() -> None:
+    csr, width = random_csr(torch.int64), 21
+    x, own, bias = (
+        features(csr.num_src, width, torch.float32),
+        torch.ones(1, width).expand(csr.rows, width),
+        torch.ones(21),
+    )
+    total = ops._spmm(csr.rowptr, csr.col, None, x, None, None, None, [], False)
+
+    def run(**parts: object) -> torch.Tensor:
+        return ops._spmm(csr.rowptr, csr.col, None, x, None, None, None, [], False, **parts)
+
+    assert torch.equal(run(), total)
+    assert torch.equal(run(self_x=own), total + 1)
+    assert torch.equal(run(bias=bias), total + 1)
+    assert torch.equal(run(relu=True), total.relu())
+    x[3, 4], x[3, 5] = torch.nan, -torch.inf
+    total = ops._spmm(csr.rowptr, csr.col, None, x, None, None, None, [], False)
+    assert total[:, 4].isnan().any()
+    assert torch.equal(run(relu=True).nan_to_num(7), total.relu().nan_to_num(7))
 
 
 def test_any_number_of_threads_gives_the_same_bits() -> None:
@@ -356,7 +396,8 @@ def test_any_number_of_threads_gives_the_same_bits() -> None:
             ops._spmm(csr.rowptr, csr.col, weight, x, None, None, None, [], True),
             *ops._spmm_arg(csr.rowptr, csr.col, csr.perm, weight, x, None, [], False),
             ops._edge_softmax(csr.rowptr, csr.perm, logits),
-            *ops._group(csr.col, csr.num_src),
+            *ops._transpose(csr.perm, csr.col, csr.num_src),
+            *ops._from_coo(csr.col, csr.perm, csr.num_src, csr.edges, False)[1:],
         ]
 
     before = torch.get_num_threads()
@@ -398,8 +439,9 @@ def test_calls_are_counted() -> None:
     csr = random_csr(torch.int32)
     before = ops._kernel_calls()
     ops._spmm(csr.rowptr, csr.col, None, torch.ones(csr.num_src, 2), None, None, None, [], False)
-    ops._group(csr.col, csr.num_src)
-    assert ops._kernel_calls() == before + 1
+    ops._row_sum(csr.rowptr, csr.col, torch.ones(csr.num_src, 2), 0)
+    ops._transpose(csr.perm, csr.col, csr.num_src)
+    assert ops._kernel_calls() == before + 2
 
 
 def test_bad_input_says_what_was_got_and_expected() -> None:
@@ -430,6 +472,18 @@ def test_bad_input_says_what_was_got_and_expected() -> None:
     ):
         with pytest.raises(RuntimeError, match=message):
             spmm(**change)
+    for parts, message in (
+        ({"self_x": torch.ones(36, 6)}, r"self_x has shape \[36, 6\], expected \[37, 6\]"),
+        ({"self_x": torch.ones(37, 6).half()}, "self_x is Half, expected Float"),
+        ({"self_scale": torch.ones(1)}, "got self_scale without self_x"),
+        ({"self_x": torch.ones(37, 6), "self_scale": torch.ones(2)}, r"self_scale has shape \[2\], expected \[37\]"),
+        ({"bias": torch.ones(5)}, r"bias has shape \[5\], expected \[6\]"),
+        ({"bias": torch.ones(6).half()}, "bias is Half, expected Float"),
+        ({"out_dtype": torch.int32}, "out_dtype is Int, expected float32, float64"),
+        ({"out_dtype": torch.float64}, "out_dtype is Double for features of Float"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            ops._spmm(csr.rowptr, csr.col, None, x, None, None, None, [], False, **parts)
     with pytest.raises(RuntimeError, match=r"a has shape \[4, 6\], expected \[37, 6\]"):
         ops._sddmm(csr.rowptr, csr.col, None, x[:4], x, 0)
     with pytest.raises(RuntimeError, match="arg is Long, expected Int"):
@@ -437,6 +491,6 @@ def test_bad_input_says_what_was_got_and_expected() -> None:
     with pytest.raises(RuntimeError, match=r"perm has shape \[1\], expected \[5\]"):
         ops._edge_softmax(csr.rowptr, csr.perm[:1], torch.ones(5))
     with pytest.raises(RuntimeError, match="dst has 3 entries, src has 2"):
-        ops._check_coo(torch.zeros(3).long(), torch.zeros(2).long(), 1, 1)
-    with pytest.raises(RuntimeError, match="expected none for n = 0"):
-        ops._group(torch.zeros(3).long(), 0)
+        ops._from_coo(torch.zeros(3).long(), torch.zeros(2).long(), 1, 1, False)
+    with pytest.raises(RuntimeError, match="got num_src = 0 for 3 edges"):
+        ops._transpose(torch.zeros(3).long(), torch.zeros(3).long(), 0)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import gnn_spmm_plugin as gsp
-from gnn_spmm_plugin.normalize import gcn_norm, with_self_loops
+from gnn_spmm_plugin.normalize import gcn_norm, with_self_loops, without_self_loops
 
 N, E, WIDTH = 60, 400, 16
 
@@ -441,7 +441,8 @@ def test_the_opaque_operator(data: tuple[Tensor, Tensor, Tensor], device: str, r
             out = op(x, edge_index, weight, *args)[0]
         elif norm:
             a = gcn_norm(graph, weight, torch.float64)
-            out = gsp.spmm(a.graph, x, a.edge_weight(torch.float64), reduce)
+            written, numbers = a.as_edges(torch.float64)
+            out = gsp.spmm(written, x, numbers, reduce)
         else:
             out = gsp.spmm(graph, x, weight, reduce)
         inputs = (x,) if norm else (x, weight)
@@ -560,19 +561,23 @@ def test_static_graph_features(data: tuple[Tensor, Tensor, Tensor], device: str)
 def test_self_loops_are_those_of_the_formula(data: tuple[Tensor, Tensor, Tensor], device: str) -> None:
     _, edge_index, weight = data
     g = gsp.Graph.from_edge_index(edge_index, N)
-    loops = with_self_loops(g)
+    loops = without_self_loops(g)
     loops.graph.validate()
     keep = edge_index[0] != edge_index[1]
     nodes = torch.arange(N, device=device).expand(2, -1)
-    assert torch.equal(loops.graph.edge_index(), torch.cat([edge_index[:, keep], nodes], 1))
-    new = loops.weights(weight, 1.0)
-    assert torch.equal(new[: int(keep.sum())], weight[keep])
+    assert torch.equal(loops.graph.edge_index(), edge_index[:, keep])
+    assert torch.equal(with_self_loops(loops.graph).edge_index(), torch.cat([edge_index[:, keep], nodes], 1))
+    with_self_loops(loops.graph).validate()
+    kept, new = loops.weights(weight, 1.0)
+    assert torch.equal(kept, weight[keep])
     last = {int(s): float(w) for s, d, w in zip(*edge_index.tolist(), weight.tolist(), strict=True) if s == d}
-    assert new[int(keep.sum()) :].tolist() == pytest.approx([last.get(v, 1.0) for v in range(N)])
-    # the same, made from the transpose
-    t = with_self_loops(g.T)
+    assert new.tolist() == pytest.approx([last.get(v, 1.0) for v in range(N)])
+    # of the transpose; and of a graph that has none, which is not built again
+    t = without_self_loops(g.T)
     t.graph.validate()
-    assert torch.equal(t.graph.edge_index(), torch.cat([edge_index[:, keep], nodes], 1).flip(0))
+    assert torch.equal(t.graph.edge_index(), edge_index[:, keep].flip(0))
+    assert torch.equal(with_self_loops(t.graph).edge_index(), torch.cat([edge_index[:, keep], nodes], 1).flip(0))
+    assert without_self_loops(loops.graph).graph._core is loops.graph._core
     # dense formula
     dense = torch.zeros(N, N, device=device, dtype=torch.float64)
     dense.index_put_(
@@ -582,7 +587,11 @@ def test_self_loops_are_those_of_the_formula(data: tuple[Tensor, Tensor, Tensor]
     root = dense.sum(1).rsqrt()
     a = gcn_norm(g, dtype=torch.float64)
     x = torch.eye(N, device=device, dtype=torch.float64)
-    torch.testing.assert_close(gsp.spmm(a.graph, x, a.edge_weight(x.dtype)), root[:, None] * dense * root)
+    torch.testing.assert_close(a.product(x), root[:, None] * dense * root)
+    written, numbers = a.as_edges(x.dtype)
+    torch.testing.assert_close(gsp.spmm(written, x, numbers), a.product(x))
+    b = gcn_norm(g.T, dtype=torch.float64)  # normalised by the degrees of its own rows
+    torch.testing.assert_close(b.transposed.product(x), b.product(x).T)
 
 
 def test_what_is_derived_dies_with_its_graph(data: tuple[Tensor, Tensor, Tensor], device: str, no_gc: None) -> None:
@@ -592,7 +601,8 @@ def test_what_is_derived_dies_with_its_graph(data: tuple[Tensor, Tensor, Tensor]
     run(conv, x, g)
     run(conv, x, g, weight)
     run(conv, x, g.T)
-    refs = [weakref.ref(with_self_loops(g).graph._core), weakref.ref(gcn_norm(g).scale)]
+    refs = [weakref.ref(with_self_loops(without_self_loops(g).graph)._core), weakref.ref(gcn_norm(g).scale)]
+    refs.append(weakref.ref(without_self_loops(g).graph._core))
     gc.collect()
     del g
     assert all(r() is None for r in refs)

@@ -9,6 +9,8 @@ import itertools
 import weakref
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -18,10 +20,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pcsr_twin import on_cpu
 from strategies import DTYPES, LAYOUTS, NAMED, Edges, edges, lay_out, values
+from test_aggregate import DIFFERENTIABLE, leaves, parts, without
+from test_aggregate import close as close_parts
 from test_errors import raw_arguments
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import gnn_spmm_plugin as gsp
 from gnn_spmm_plugin import _native, pcsr
+from gnn_spmm_plugin.functional_aggregate import aggregate
 from gnn_spmm_plugin.graph import Csr
 from gnn_spmm_plugin.pcsr import Config, PanelFeatures, Pcsr, PcsrFeatures, choose_config
 from gnn_spmm_plugin.plan import Plan
@@ -62,7 +68,7 @@ def plan_of(
     """A plan under a configuration of our choice, long panels split at 32."""
     plan = gsp.plan(g, width, dtype, reduce, kernel="pcsr")
     made = format_of(g._csr, config, 32, schedule)
-    return Plan(**{**plan.__dict__, "pcsr": made})
+    return replace(plan, pcsr=made)
 
 
 # ---------------------------------------------------------------------- the paper's Figure 3
@@ -158,7 +164,7 @@ def test_every_edge_once(device, e, height, split, granularity, align, scheduled
     """Each edge is a value of a piece of its row, in order; pieces are short, panels whole, vectors few."""
     g = e.graph(device)
     order = torch.randperm(e.num_dst, generator=torch.Generator().manual_seed(seed))
-    schedule = order.int().to(device) if scheduled else None
+    schedule = order.to(device) if scheduled else None
     p = format_of(g._csr, Config(V=height, S=split), granularity, schedule, align)
     names = order.tolist() if scheduled else list(range(e.num_dst))
     panels = [[*names[i : i + height], -1][:height] for i in range(0, e.num_dst, height)]
@@ -216,17 +222,6 @@ def test_arguments_of_the_format(device: str) -> None:
         pcsr.vectors(csr, 3)
     with pytest.raises(ValueError, match=r"got vectors of V = 1 and SG = 32 for <W=4, F=1, V=2, S=False>"):
         pcsr.build(csr, pcsr.vectors(csr, 1), Config(V=2), 32)
-    order = torch.arange(37, device=device, dtype=torch.int32)
-    for bad, message in [
-        (order[:-1], "each of the 37 rows once, on .*; got shape"),
-        (order.clamp(max=35), "missing or there twice"),
-        (order - 1, "missing or there twice"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            pcsr.vectors(csr, 2, bad)
-    for wrong in (order.float(), list(range(37))):
-        with pytest.raises(TypeError, match="schedule must be an int32 tensor of row numbers, got"):
-            pcsr.vectors(csr, 2, wrong)  # type: ignore[arg-type]
     huge = Csr(csr.rowptr, csr.col, csr.perm, 2**30)
     assert format_of(huge, Config(V=1)).columns().equal(format_of(csr, Config(V=1)).columns())
     with pytest.raises(ValueError, match=r"pcsr needs fewer than 2\^30 columns for V = 2.*use another kernel"):
@@ -354,7 +349,7 @@ def test_widths(width: int, dtype: torch.dtype) -> None:
     csr, acc = g._csr, _native.accumulation_dtype(dtype)
     x = values((60, width), dtype, 1, device="cuda")
     src_scale, dst_scale = (values((60,), acc, seed, device="cuda") for seed in (3, 4))
-    order = torch.randperm(60, generator=torch.Generator().manual_seed(0)).int().cuda()
+    order = torch.randperm(60, generator=torch.Generator().manual_seed(0)).cuda()
     one, several = values((g.num_edges,), dtype, 2, device="cuda"), values((g.num_edges, 2), dtype, 2, device="cuda")
     for config, schedule in itertools.product(CONFIGS, (None, order)):
         p = format_of(csr, config, 64, schedule)
@@ -426,6 +421,43 @@ def test_gradients(place: str, reduce: str, kind: str, policy: str | None) -> No
         close(weight.grad, expected.grad_weight, 2)
 
 
+class Kernels(TorchDispatchMode):
+    """Names of this package's operators that ran meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == _native.NAMESPACE:
+            self.names.append(func.name().rpartition("::_")[2])
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_aggregate(place: str, reduce: str, dtype: torch.dtype) -> None:
+    """Scales, self term, bias, ReLU and another result type, all in the kernel: as with the default one."""
+    e = NAMED["hub"]
+    g = e.graph(place)
+    result = torch.float64 if dtype == torch.float64 else torch.float32
+    gsp.plan(g, 12, dtype, reduce, policy="paramspmm")
+    for weight, scaled, own, by_row in itertools.product((False, True), (False, True), ("none", "x", "other"), (0, 1)):
+        p = parts(e, 12, dtype, place, weight, scaled, own, bool(by_row))
+        found = []
+        for policy in ("auto", "paramspmm"):
+            q = leaves(p)
+            with Kernels() as kernels:
+                out = aggregate(
+                    *(g, q["x"], q.get("weight"), reduce), **without(q), relu=bool(by_row), dtype=result, policy=policy
+                )
+            assert kernels.names == ["pcsr_spmm" if policy == "paramspmm" else "spmm"]
+            names = [name for name in DIFFERENTIABLE if name in q and not (name == "self_x" and own == "x")]
+            found.append((out, *torch.autograd.grad(out.sum(), [q[name] for name in names])))
+        for got, want in zip(*reversed(found), strict=True):
+            close_parts(got, want.detach().double(), dtype, (weight, scaled, own, by_row))
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 def test_layers(place: str, compiled: bool) -> None:
     """GCN, whose normalisation are scales of both sides, and SAGE, under the policy."""
@@ -444,8 +476,9 @@ def test_layers(place: str, compiled: bool) -> None:
             out.backward(grad)
             found.append((out.detach(), leaf.grad))
         assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(*found, strict=True))
-    core = g._core.derived.get("loops").graph._core
-    plans = [*core.csr.plans.values(), *vars(core.derived).values()]
+    without = g._core.derived.get("no_loops")[0]
+    cores = [g._core] if without is None else [g._core, without]
+    plans = [p for core in cores for p in (*core.csr.plans.values(), *vars(core.derived).values())]
     assert any(isinstance(p, Plan) and p.pcsr is not None for p in plans)
 
 
@@ -474,16 +507,22 @@ def test_schedules(place: str, height: int) -> None:
     expected = expect_spmm(g, x, None, torch.zeros(60, 16, device=place), "sum").out
     natural = gsp.spmm(g, x, plan=plan_of(g, 16, torch.float32, "sum", Config(V=height)))
     for seed in range(3):
-        order = torch.randperm(60, generator=torch.Generator().manual_seed(seed)).int().to(place)
+        order = torch.randperm(60, generator=torch.Generator().manual_seed(seed)).to(place)
         for split in (False, True):
             plan = plan_of(g, 16, torch.float32, "sum", Config(V=height, S=split), order)
             out = gsp.spmm(g, x, plan=plan)
             close(out, expected)
             assert height == 2 or split or same_bits(out, natural)
-        asked = gsp.plan(g, 16, kernel="pcsr", schedule=order)
+        asked = gsp.plan(g, 16, kernel="pcsr", schedule=order.int())
         assert asked.pcsr is not None and asked.pcsr.target is not None
-        assert "schedule  given by the caller" in asked.explain()
+        assert "schedule  the caller's" in asked.explain()
         close(gsp.spmm(g, x, plan=asked), expected)
+    longest = gsp.plan(g, 16, kernel="pcsr", schedule="degree")
+    assert longest.pcsr is not None and longest.pcsr.target is not None and longest.schedule == "degree"
+    assert longest is gsp.plan(g, 16, kernel="pcsr", schedule="degree") is not gsp.plan(g, 16, kernel="pcsr")
+    by_row = longest.pcsr.target if longest.pcsr.merges is None else longest.pcsr.merges
+    assert by_row[0, 0] == g._csr.degree().argmax()
+    close(gsp.spmm(g, x, plan=longest), expected)
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
@@ -544,9 +583,7 @@ def test_plan_of_other_kinds(place: str, monkeypatch: pytest.MonkeyPatch) -> Non
         gsp.plan(g, 5, kernel="pcsr", mode="cold")
     assert gsp.plan(g, 5, policy="paramspmm", mode="cold").kernel.name == default
     assert "paramspmm" not in gsp.plan(g, 5, reduce="max").explain()
-    with pytest.raises(ValueError, match="natural order"):
-        gsp.plan(g, 5, schedule=torch.arange(37, device=place))
-    with pytest.raises(ValueError, match="missing or there twice"):
+    with pytest.raises(ValueError, match="each row from 0 to 36 once"):
         gsp.plan(g, 5, kernel="pcsr", schedule=torch.zeros(37, dtype=torch.int32, device=place))
     monkeypatch.setenv("GSP_KERNEL", "pcsr")
     with pytest.raises(ValueError, match="'pcsr' computes sum and mean, not max"):
@@ -655,13 +692,13 @@ def test_compile(place: str, kind: str, how: str) -> None:
 
 
 def test_opcheck(place: str) -> None:
-    args = list(raw_arguments(place)["pcsr_spmm"])
-    torch.library.opcheck(_native.pcsr_spmm, tuple(args))
-    for i in (5, 7, 8):
+    op, args = torch.ops.gnn_spmm_plugin._pcsr_spmm.default, list(raw_arguments(place)["pcsr_spmm"])
+    torch.library.opcheck(op, tuple(args))
+    for i in (5, 7, 8, 11, 12, 13, 15):
         args[i] = None
-    torch.library.opcheck(_native.pcsr_spmm, tuple(args))
+    torch.library.opcheck(op, tuple(args))
     args[6] = args[6].half()
-    torch.library.opcheck(_native.pcsr_spmm, tuple(args))
+    torch.library.opcheck(op, tuple(args))
 
 
 @pytest.mark.gpu

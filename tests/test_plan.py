@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import math
 import weakref
 
 import pytest
@@ -15,7 +16,8 @@ from strategies import DTYPES, NAMED, REDUCES, edges, values
 
 import gnn_spmm_plugin as gsp
 from gnn_spmm_plugin.features import GraphFeatures
-from gnn_spmm_plugin.plan import WARM_AFTER, _list_long_rows, default_plan
+from gnn_spmm_plugin.plan import WARM_AFTER, default_plan
+from gnn_spmm_plugin.schedule import Layout, by_degree, layout_of, list_items
 
 
 @pytest.fixture(autouse=True)
@@ -124,62 +126,76 @@ def test_explain(device: str) -> None:
     assert "mode=cold" in cold and "as asked" in cold
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", ["hub", "shuffled"])
-def test_long_rows_are_listed(name: str) -> None:
-    """Every row above the limit, each edge of it in one chunk, in order; then a merge for each row of several."""
-    g = NAMED[name].graph("cuda")
-    long_row, chunk, num_items, num_merges, num_slots, listed = gsp.plan(g, 64).config
-    assert listed == 1
-    items = gsp.plan(g, 64).items
-    degree = g.in_degree().tolist()
-    expected = {row: length for row, length in enumerate(degree) if length > long_row}
-    rows = [] if items is None else items.tolist()
-    assert len(rows) == num_items + num_merges
-    covered: dict[int, list[list[int]]] = {}
-    for row, begin, end, slot in rows[:num_items]:
-        covered.setdefault(row, []).append([begin, end, slot])
-    assert covered.keys() == expected.keys()
-    slots = []
-    for row, pieces in covered.items():
-        assert pieces[0][0] == int(g.rowptr[row]) and pieces[-1][1] == int(g.rowptr[row + 1])
-        assert all(a[1] == b[0] for a, b in itertools.pairwise(pieces))
-        assert all(0 < end - begin <= chunk for begin, end, _ in pieces)
-        if len(pieces) == 1:
-            assert pieces[0][2] == -1
-        else:
-            slots += [p[2] for p in pieces]
-            assert [row, pieces[0][2], pieces[-1][2] + 1, 0] in rows[num_items:]
-    assert slots == list(range(num_slots))
-    assert name != "hub" or num_merges == 1
-
-
-@settings(max_examples=40)
-@given(e=edges(max_edges=400), long_row=st.sampled_from([0, 1, 3, 8]), times=st.sampled_from([1, 2, 4]))
-def test_work_items(device, e, long_row, times) -> None:  # type: ignore[no-untyped-def]
-    """The same on any graph, with limits that small ones reach."""
+@settings(max_examples=60)
+@given(
+    e=edges(max_edges=400),
+    chunk=st.sampled_from([1, 3, 8, 64]),
+    window=st.sampled_from([0, 1, 4, 1024]),
+    long=st.sampled_from([0, 3, 1000]),
+    order=st.sampled_from([None, "degree", "random"]),
+)
+def test_work_items(device, e, chunk, window, long, order) -> None:  # type: ignore[no-untyped-def]
+    """Every row once, or its pieces in order; each of at most `chunk` edges; slots and merges that belong together."""
     csr = e.graph(device)._csr
-    chunk = max(long_row, 1) * times
-    long_rows = [r for r, n in enumerate(csr.degree().tolist()) if n > long_row]
-    if not long_rows:
+    if csr.num_rows == 0:
         return
-    items, num_long, num_split = _list_long_rows(csr, long_row, chunk)
-    assert items.dtype == torch.int32 and items.is_contiguous() and num_long == len(long_rows)
-    chunks, merges = items[: len(items) - num_split].tolist(), items[len(items) - num_split :].tolist()
-    slots = 0
-    for row, group in itertools.groupby(chunks, key=lambda item: item[0]):
-        assert row == long_rows.pop(0)
-        parts = list(group)
+    rows = None if order is None else by_degree(csr) if order == "degree" else torch.randperm(csr.num_rows).to(device)
+    items, num_split, num_slots = list_items(csr, Layout(chunk, window, long), rows)
+    assert items.dtype == torch.int32 and items.is_contiguous()
+    pieces, merges = items[: len(items) - num_split].tolist(), items[len(items) - num_split :].tolist()
+    lengths = [end - begin for _, begin, end, _ in pieces]
+    assert [n > long for n in lengths] == sorted((n > long for n in lengths), reverse=True)
+    if window == 0:
+        assert lengths == sorted(lengths, reverse=True)
+    if long == 1000 and window == 4 and chunk == 64:  # whole windows, no row split: sorted in each
+        for start in range(0, len(lengths), 4):
+            assert max(csr.degree().tolist()) > 64 or lengths[start : start + 4] == sorted(
+                lengths[start : start + 4], reverse=True
+            )
+    by_row: dict[int, list[list[int]]] = {}
+    for piece in pieces:
+        by_row.setdefault(piece[0], []).append(piece)
+    assert sorted(by_row) == list(range(csr.num_rows))
+    slots = []
+    for row, parts in by_row.items():
+        parts.sort(key=lambda piece: piece[1])
         assert parts[0][1] == csr.rowptr[row] and parts[-1][2] == csr.rowptr[row + 1]
         assert all(a[2] == b[1] for a, b in itertools.pairwise(parts))
-        assert all(0 < end - begin <= chunk for _, begin, end, _ in parts)
+        most = max(chunk, math.ceil(math.sqrt(parts[-1][2] - parts[0][1])))
+        assert all(end - begin <= most for _, begin, end, _ in parts)
         if len(parts) == 1:
             assert parts[0][3] == -1
         else:
-            assert [p[3] for p in parts] == list(range(slots, slots + len(parts)))
-            assert merges.pop(0) == [row, slots, slots + len(parts), 0]
-            slots += len(parts)
-    assert not long_rows and not merges
+            slots += [part[3] for part in parts]
+            assert [row, parts[0][3], parts[-1][3] + 1, 0] in merges
+            assert [part[3] for part in parts] == list(range(parts[0][3], parts[-1][3] + 1))
+    assert sorted(slots) == list(range(num_slots)) and len(merges) == num_split
+
+
+def test_schedules(device: str) -> None:
+    """No order of rows changes a result, and what is no permutation is refused."""
+    g = NAMED["hub"].graph(device)
+    x = values((g.num_src, 24), torch.float32, 1, device=device)
+    expected = expect_spmm(g, x, None, torch.zeros(g.num_dst, 24, device=device), "sum")
+    order = torch.randperm(g.num_dst, generator=torch.Generator().manual_seed(0)).to(device)
+    for schedule in ("natural", "degree", order, order.int()):
+        plan = gsp.plan(g, 24, schedule=schedule)
+        close(gsp.spmm(g, x, plan=plan), expected.out)
+        name = schedule if isinstance(schedule, str) else "the caller's"
+        assert plan.schedule == (name if device == "cuda" else "natural")
+    for bad, error in (
+        ("rcm", r"schedule must be one of natural, degree; got 'rcm'"),
+        (order[:-1], r"schedule must hold each row once, \[60\] int32 or int64, got \[59\]"),
+        (order.float(), r"torch.float32"),
+        (torch.zeros_like(order), r"schedule must hold each row from 0 to 59 once"),
+        (order + 1, r"schedule must hold each row from 0 to 59 once"),
+    ):
+        with pytest.raises(ValueError, match=error):
+            gsp.plan(g, 24, schedule=bad)
+    with pytest.raises(ValueError, match=r"a schedule has to be prepared: use mode='auto' or 'warm', not 'cold'"):
+        gsp.plan(g, 24, mode="cold", schedule=order)
+    with pytest.raises(TypeError, match=r"schedule must be None"):
+        gsp.plan(g, 24, schedule=[1, 2])  # type: ignore[arg-type]
 
 
 def test_plans_are_checked(device: str) -> None:
@@ -214,7 +230,6 @@ def test_plans_are_checked(device: str) -> None:
         ({"width": 3, "mode": "hot"}, r"mode must be one of auto, cold, warm"),
         ({"width": 3, "policy": "magic"}, r"policy must be one of auto, paramspmm, csr"),
         ({"width": 3, "kernel": "magic"}, r"unknown kernel 'magic'"),
-        ({"width": 3, "schedule": [0, 1]}, r"schedule must be None"),
     ],
 )
 def test_arguments(device: str, arguments: dict[str, object], message: str) -> None:
@@ -299,3 +314,26 @@ def test_default_plan_serves_every_kind_of_call(device: str, dtype: torch.dtype)
             assert plan is None or plan.mode == "cold" or current is plan
             plan = current
     gc.collect()
+
+
+def test_layouts() -> None:
+    """Which graphs get which layout: both sides of each threshold of `layout_of`."""
+
+    def of(edges: int, mean: float, cols: int = 10**6, locality: float = 0.0) -> tuple[int, int, int]:
+        layout = layout_of(GraphFeatures(int(edges / mean), cols, edges, mean, 10**4, 1.0, 0, locality))
+        return layout.chunk, layout.window, layout.long
+
+    assert of(10**6, 64, 99_999) == (256, 0, 256)
+    assert of(10**6, 64, 100_000) == (256, 1024, 256)
+    assert of(3_999_999, 63.9) == (64, 1024, 32)
+    assert of(4_000_000, 63.9, locality=0.3) == (64, 1024, 64)
+    assert of(4_000_000, 63.9, locality=0.29) == (256, 1024, 64)
+
+
+def test_locality(device: str) -> None:
+    n = 640
+    ring = torch.stack([torch.arange(n), (torch.arange(n) + 1) % n])
+    far = torch.stack([torch.arange(n), (torch.arange(n) + n // 2) % n])
+    for edge_index, size, expected in ((ring, n, (n - 1) / n), (far, n, 0.0), (ring, (n, n + 1), 0.0)):
+        g = gsp.Graph.from_edge_index(edge_index.to(device), size)
+        assert GraphFeatures.of(g._csr).locality == pytest.approx(expected)

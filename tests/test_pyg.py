@@ -88,12 +88,13 @@ def test_equals_stock_and_runs_kernels(name: str, dtype: torch.dtype, device: st
         expected = outputs_and_gradients(layer, lambda x, e=extra: layer(x, edge_index, *e), x)
         reset()
         with gsp.patch_pyg():
-            for _ in range(3):  # cold, planned, steady
+            for step in range(3):  # cold, planned, steady
                 before = kernel_calls()
                 got = outputs_and_gradients(layer, lambda x, e=extra: layer(x, edge_index, *e), x)
                 used = kernel_calls() - before
                 assert_same(got, expected)
-                assert used == forward + backward, f"{used} kernel calls"
+                normalises = step == 0 and w is not None and name.startswith("gcn")  # the degrees, once
+                assert used in (forward + backward, forward + backward + normalises), f"{used} kernel calls"
         reset()
     with torch.no_grad(), gsp.patch_pyg():
         before = kernel_calls()

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "common/check.h"
+#include "cpu/build.h"
 #include "cpu/kernels.h"
 
 namespace gsp {
@@ -54,31 +55,46 @@ cpu::Problem problem_of(const Sizes& sizes, const Tensor& rowptr, const Tensor* 
 
 Tensor spmm(const Tensor& rowptr, const Tensor& col, const OptionalTensor& weight, const Tensor& x,
             const OptionalTensor& src_scale, const OptionalTensor& dst_scale, const OptionalTensor&,
-            const std::vector<int64_t>&, bool mean) {
+            const std::vector<int64_t>&, bool mean, const OptionalTensor& self_x,
+            const OptionalTensor& self_scale, const OptionalTensor& bias, bool relu,
+            std::optional<ScalarType> out_dtype) {
   const Sizes sizes = check_spmm(rowptr, col, weight, x, src_scale, dst_scale);
-  Tensor out = fast_empty(x, {sizes.csr.rows, sizes.width}, sizes.type);
+  const Result result = check_epilogue(sizes, rowptr, self_x, self_scale, bias, out_dtype);
+  Tensor out = fast_empty(x, {sizes.csr.rows, sizes.width}, result.type);
   cpu::Problem p = problem_of(sizes, rowptr, &col, std::nullopt, weight);
   p.x = rows_of(x);
   p.src_scale = data_or_null(src_scale);
   p.dst_scale = data_or_null(dst_scale);
   p.mean = mean;
+  if (self_x) {
+    p.self = rows_of(*self_x);
+    p.self_scale = data_or_null(self_scale);
+    p.self_scale_by_row = result.self_scale_by_row;
+  }
+  p.bias = data_or_null(bias);
+  p.relu = relu;
   p.result = out.mutable_data_ptr();
+  p.result_dtype = result.dtype;
   cpu::spmm(p);
   return out;
+}
+
+Tensor row_sum(const Tensor& rowptr, const Tensor& col, const Tensor& x, int64_t, bool mean) {
+  return spmm(rowptr, col, {}, x, {}, {}, {}, {}, mean, {}, {}, {}, false, {});
 }
 
 std::tuple<Tensor, Tensor> spmm_arg(const Tensor& rowptr, const Tensor& col,
                                     const OptionalTensor& perm, const OptionalTensor& weight,
                                     const Tensor& x, const OptionalTensor&,
-                                    const std::vector<int64_t>&, bool minimum) {
+                                    const std::vector<int64_t>&, bool minimum, bool with_arg) {
   const Sizes sizes = check_spmm_arg(rowptr, col, perm, weight, x);
   Tensor out = fast_empty(x, {sizes.csr.rows, sizes.width}, sizes.type);
-  Tensor arg = fast_empty(x, {sizes.csr.rows, sizes.width}, sizes.csr.index);
+  Tensor arg = fast_empty(x, {with_arg ? sizes.csr.rows : 0, sizes.width}, sizes.csr.index);
   cpu::Problem p = problem_of(sizes, rowptr, &col, perm, weight);
   p.x = rows_of(x);
   p.minimum = minimum;
   p.result = out.mutable_data_ptr();
-  p.result_arg = arg.mutable_data_ptr();
+  if (with_arg) p.result_arg = arg.mutable_data_ptr();
   cpu::spmm_arg(p);
   return {out, arg};
 }
@@ -194,30 +210,46 @@ cpu::Indices indices_of(const Tensor& t) {
   return {t.const_data_ptr(), t.size(0), t.stride(0), t.scalar_type() == ScalarType::Long};
 }
 
-Tensor check_coo(const Tensor& dst, const Tensor& src, int64_t num_dst, int64_t num_src) {
-  check_coo_inputs(dst, src, num_dst, num_src);
+std::tuple<int64_t, Tensor, Tensor, Tensor, Tensor, OptionalTensor> from_coo(
+    const Tensor& dst, const Tensor& src, int64_t num_dst, int64_t num_src, bool wide) {
+  check_from_coo(dst, src, num_dst, num_src, wide);
+  const ScalarType type = wide ? ScalarType::Long : ScalarType::Int;
+  const int64_t edges = dst.size(0);
+  Tensor own_dst = fast_empty(dst, {edges}, type), own_src = fast_empty(dst, {edges}, type);
   const cpu::CooFacts facts =
-      cpu::check_coo(indices_of(dst), indices_of(src), num_dst, num_src, parallel_for);
-  Tensor result = fast_empty(dst, {3}, ScalarType::Long);
-  auto* values = result.mutable_data_ptr<int64_t>();
-  values[0] = facts.first_bad;
-  values[1] = facts.sorted;
-  values[2] = 0;
-  return result;
+      cpu::check_coo(indices_of(dst), indices_of(src), num_dst, num_src, own_dst.mutable_data_ptr(),
+                     own_src.mutable_data_ptr(), wide, parallel_for);
+  if (facts.first_bad >= 0) return {facts.first_bad, own_dst, own_src, own_dst, own_src, {}};
+  Tensor rowptr = fast_empty(dst, {num_dst + 1}, type);
+  if (facts.sorted) {
+    cpu::find_rowptr(own_dst.const_data_ptr(), edges, num_dst, rowptr.mutable_data_ptr(), wide,
+                     parallel_for);
+    return {-1, own_dst, own_src, rowptr, own_src, {}};
+  }
+  Tensor col = fast_empty(dst, {edges}, type), perm = fast_empty(dst, {edges}, type);
+  cpu::group({own_dst.const_data_ptr(), own_src.const_data_ptr(), edges, num_dst, wide,
+              rowptr.mutable_data_ptr(), col.mutable_data_ptr(), perm.mutable_data_ptr()},
+             parallel_for);
+  return {-1, own_dst, own_src, rowptr, col, perm};
 }
 
-std::tuple<Tensor, Tensor> group(const Tensor& key, int64_t n) {
-  check_index_vector("key", key);
-  STD_TORCH_CHECK(n >= 0, "got n = ", n, ", expected 0 or more");
-  const int64_t edges = key.size(0);
-  STD_TORCH_CHECK(n > 0 || edges == 0, "got ", edges, " keys, expected none for n = 0");
-  const bool wide = std::max(n, edges) > std::numeric_limits<int32_t>::max();
-  const ScalarType type = wide ? ScalarType::Long : ScalarType::Int;
-  Tensor rowptr = fast_empty(key, {n + 1}, type);
-  Tensor perm = fast_empty(key, {edges}, type);
-  cpu::group(indices_of(key), n, rowptr.mutable_data_ptr(), perm.mutable_data_ptr(), wide,
+std::tuple<Tensor, Tensor, Tensor> transpose(const Tensor& dst, const Tensor& src,
+                                             int64_t num_src) {
+  const bool wide = check_transpose(dst, src, num_src);
+  const ScalarType type = dst.scalar_type();
+  const int64_t edges = dst.size(0);
+  Tensor rowptr = fast_empty(dst, {num_src + 1}, type);
+  Tensor col = fast_empty(dst, {edges}, type), perm = fast_empty(dst, {edges}, type);
+  cpu::group({src.const_data_ptr(), dst.const_data_ptr(), edges, num_src, wide,
+              rowptr.mutable_data_ptr(), col.mutable_data_ptr(), perm.mutable_data_ptr()},
              parallel_for);
-  return {rowptr, perm};
+  return {rowptr, col, perm};
+}
+
+bool same_coo(const Tensor& dst, const Tensor& src, const Tensor& own_dst, const Tensor& own_src) {
+  check_same_coo(dst, src, own_dst, own_src);
+  return cpu::same_indices(indices_of(dst), indices_of(own_dst), parallel_for) &&
+         cpu::same_indices(indices_of(src), indices_of(own_src), parallel_for);
 }
 
 int64_t kernel_calls_so_far() { return kernel_calls.load(std::memory_order_relaxed); }
@@ -227,6 +259,7 @@ int64_t kernel_calls_so_far() { return kernel_calls.load(std::memory_order_relax
 
 STABLE_TORCH_LIBRARY_IMPL(gnn_spmm_plugin, CPU, m) {
   m.impl("_spmm", TORCH_BOX(&gsp::spmm));
+  m.impl("_row_sum", TORCH_BOX(&gsp::row_sum));
   m.impl("_spmm_arg", TORCH_BOX(&gsp::spmm_arg));
   m.impl("_spmm_arg_backward", TORCH_BOX(&gsp::spmm_arg_backward));
   m.impl("_spmm_tie_count", TORCH_BOX(&gsp::spmm_tie_count));
@@ -236,8 +269,9 @@ STABLE_TORCH_LIBRARY_IMPL(gnn_spmm_plugin, CPU, m) {
   m.impl("_sddmm_tie", TORCH_BOX(&gsp::sddmm_tie));
   m.impl("_edge_softmax", TORCH_BOX(&gsp::edge_softmax));
   m.impl("_edge_softmax_backward", TORCH_BOX(&gsp::edge_softmax_backward));
-  m.impl("_check_coo", TORCH_BOX(&gsp::check_coo));
-  m.impl("_group", TORCH_BOX(&gsp::group));
+  m.impl("_from_coo", TORCH_BOX(&gsp::from_coo));
+  m.impl("_transpose", TORCH_BOX(&gsp::transpose));
+  m.impl("_same_coo", TORCH_BOX(&gsp::same_coo));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(gnn_spmm_plugin, CompositeExplicitAutograd, m) {

@@ -47,32 +47,62 @@ class Launch {
   cudaStream_t stream_ = nullptr;
 };
 
-// What a plan passes: config = {long row, chunk, chunk items, merged rows, scratch slots, whether
-// items hold every long row}.
+int64_t l2_bytes(int device) {
+  static std::atomic<int64_t> known[64];
+  const bool listed = device >= 0 && device < 64;
+  int64_t bytes = listed ? known[device].load(std::memory_order_relaxed) : 0;
+  if (bytes == 0) {
+    int value = 0;
+    cudaDeviceGetAttribute(&value, cudaDevAttrL2CacheSize, device);
+    bytes = std::max(value, 1);
+    if (listed) known[device].store(bytes, std::memory_order_relaxed);
+  }
+  return bytes;
+}
+
+// Elements between rows of what is gathered; the kernels have 32 bits for as many bytes.
+int64_t row_stride(const char* name, const Tensor& t, const Sizes& sizes) {
+  const int64_t stride = t.size(0) > 1 ? t.stride(0) : t.size(1);
+  STD_TORCH_CHECK(sizes.csr.wide() || stride <= std::numeric_limits<int32_t>::max() / 8, "rows of ",
+                  name, " are ", stride, " elements apart, expected fewer than 2^28; ",
+                  "make it contiguous");
+  return stride;
+}
+
+// What a plan passes: config = {long row, chunk, items, merges, scratch slots, lanes, fold,
+// parallel}; see Plan.
 cuda::RowSweep sweep_of(const Sizes& sizes, const Tensor& rowptr, const Tensor& col,
-                        const OptionalTensor& perm, const OptionalTensor& weight,
+                        const OptionalTensor& perm, const OptionalTensor& weight, const Tensor& x,
                         const OptionalTensor& items, const std::vector<int64_t>& config) {
   STD_TORCH_CHECK(sizes.width <= std::numeric_limits<int32_t>::max(), "got ", sizes.width,
                   " columns, expected fewer than 2^31");
   STD_TORCH_CHECK(
-      config.size() == 6 && *std::min_element(config.begin(), config.end()) >= 0 && config[1] >= 1,
-      "config has ", config.size(), " entries, expected the 6 of a plan for this graph");
-  cuda::RowSweep p{sizes.dtype, sizes.csr.wide()};
+      config.size() == 8 && *std::min_element(config.begin(), config.end()) >= 0 && config[1] >= 1,
+      "config has ", config.size(), " entries, expected the 8 of a plan for this graph");
+  cuda::RowSweep p{{sizes.dtype}, sizes.csr.wide()};
   p.long_row = config[0];
   p.chunk = config[1];
-  p.listed = config[5] != 0;
-  if (items && config[2] > 0) {
+  if (items && !p.wide_index) {
     STD_TORCH_CHECK(
         items->dim() == 2 && items->size(0) == config[2] + config[3] && items->size(1) == 4,
         "items has shape ", shape_of(*items), ", expected [", config[2] + config[3], ", 4]");
     check_dtype("items", *items, ScalarType::Int);
     check_contiguous("items", *items);
     check_same_device("items", *items, rowptr);
+    const int64_t lanes = config[5], fold = config[6], parallel = config[7];
+    const auto power = [](int64_t v) { return v >= 1 && v <= 32 && (v & (v - 1)) == 0; };
+    STD_TORCH_CHECK(lanes == 0 || (power(lanes) && power(parallel) && lanes * parallel <= 32 &&
+                                   (fold == 1 || fold == 2)),
+                    "config asks for ", lanes, " lanes, fold ", fold, ", ", parallel,
+                    " groups, expected powers of two of at most 32 threads, and fold 1 or 2");
+    p.geometry = {static_cast<int>(lanes), static_cast<int>(fold), static_cast<int>(parallel)};
     p.items = items->const_data_ptr();
     p.num_items = static_cast<int>(config[2]);
     p.num_merges = static_cast<int>(config[3]);
     p.num_slots = static_cast<int>(config[4]);
+    p.l2_bytes = l2_bytes(rowptr.get_device_index());
   }
+  p.cols = x.size(0);
   p.rowptr = rowptr.const_data_ptr();
   p.col = col.const_data_ptr();
   p.perm = data_or_null(perm);
@@ -104,30 +134,57 @@ void run(const char* what, cuda::RowOp op, cuda::RowSweep& p, const Sizes& sizes
   launch.check(what, cuda::row_sweep(op, p, launch.stream()));
 }
 
-Tensor spmm(const Tensor& rowptr, const Tensor& col, const OptionalTensor& weight, const Tensor& x,
-            const OptionalTensor& src_scale, const OptionalTensor& dst_scale,
-            const OptionalTensor& items, const std::vector<int64_t>& config, bool mean) {
-  const Sizes sizes = check_spmm(rowptr, col, weight, x, src_scale, dst_scale);
-  Tensor out = fast_empty(x, {sizes.csr.rows, sizes.width}, sizes.type);
-  cuda::RowSweep p = sweep_of(sizes, rowptr, col, std::nullopt, weight, items, config);
-  p.x = x.const_data_ptr();
-  p.x_stride = x.stride(0);
-  p.src_scale = data_or_null(src_scale);
+void set_end(cuda::SumEnd& p, const Result& result, Tensor& out, const OptionalTensor& dst_scale,
+             bool mean, const OptionalTensor& self_x, const OptionalTensor& self_scale,
+             const OptionalTensor& bias, bool relu) {
   p.dst_scale = data_or_null(dst_scale);
   p.mean = mean;
+  if (self_x) {
+    p.self = self_x->const_data_ptr();
+    p.self_stride = self_x->stride(0);
+    p.self_scale = data_or_null(self_scale);
+    p.self_scale_by_row = result.self_scale_by_row;
+  }
+  p.bias = data_or_null(bias);
+  p.relu = relu;
   p.out = out.mutable_data_ptr();
+  p.out_dtype = result.dtype;
+}
+
+Tensor spmm(const Tensor& rowptr, const Tensor& col, const OptionalTensor& weight, const Tensor& x,
+            const OptionalTensor& src_scale, const OptionalTensor& dst_scale,
+            const OptionalTensor& items, const std::vector<int64_t>& config, bool mean,
+            const OptionalTensor& self_x, const OptionalTensor& self_scale,
+            const OptionalTensor& bias, bool relu, std::optional<ScalarType> out_dtype) {
+  const Sizes sizes = check_spmm(rowptr, col, weight, x, src_scale, dst_scale);
+  const Result result = check_epilogue(sizes, rowptr, self_x, self_scale, bias, out_dtype);
+  Tensor out = fast_empty(x, {sizes.csr.rows, sizes.width}, result.type);
+  cuda::RowSweep p = sweep_of(sizes, rowptr, col, std::nullopt, weight, x, items, config);
+  p.x = x.const_data_ptr();
+  p.x_stride = row_stride("x", x, sizes);
+  p.src_scale = data_or_null(src_scale);
+  set_end(p, result, out, dst_scale, mean, self_x, self_scale, bias, relu);
   run("spmm", cuda::RowOp::kSum, p, sizes, x);
   return out;
+}
+
+Tensor row_sum(const Tensor& rowptr, const Tensor& col, const Tensor& x, int64_t lengths,
+               bool mean) {
+  return spmm(rowptr, col, {}, x, {}, {}, {},
+              {lengths >> 32, lengths & 0xffffffff, 0, 0, 0, 0, 0, 0}, mean, {}, {}, {}, false, {});
 }
 
 Tensor pcsr_spmm(const Tensor& rowptr, const Tensor& ptr, const Tensor& col,
                  const OptionalTensor& target, const OptionalTensor& merges,
                  const OptionalTensor& weight, const Tensor& x, const OptionalTensor& src_scale,
-                 const OptionalTensor& dst_scale, const std::vector<int64_t>& config, bool mean) {
+                 const OptionalTensor& dst_scale, const std::vector<int64_t>& config, bool mean,
+                 const OptionalTensor& self_x, const OptionalTensor& self_scale,
+                 const OptionalTensor& bias, bool relu, std::optional<ScalarType> out_dtype) {
   const PcsrSizes sizes =
       check_pcsr_spmm(rowptr, ptr, col, target, merges, weight, x, src_scale, dst_scale, config);
-  Tensor out = fast_empty(x, {sizes.csr.rows, sizes.width}, sizes.type);
-  cuda::PcsrSpmm p{sizes.dtype, sizes.csr.wide()};
+  const Result result = check_epilogue(sizes, rowptr, self_x, self_scale, bias, out_dtype);
+  Tensor out = fast_empty(x, {sizes.csr.rows, sizes.width}, result.type);
+  cuda::PcsrSpmm p{{sizes.dtype}, sizes.csr.wide()};
   p.rowptr = rowptr.const_data_ptr();
   p.ptr = ptr.const_data_ptr();
   p.col = col.const_data_ptr();
@@ -136,8 +193,6 @@ Tensor pcsr_spmm(const Tensor& rowptr, const Tensor& ptr, const Tensor& col,
   p.weight = data_or_null(weight);
   p.x = x.const_data_ptr();
   p.src_scale = data_or_null(src_scale);
-  p.dst_scale = data_or_null(dst_scale);
-  p.out = out.mutable_data_ptr();
   p.x_stride = x.stride(0);
   p.rows = sizes.csr.rows;
   p.pieces = sizes.pieces;
@@ -145,7 +200,7 @@ Tensor pcsr_spmm(const Tensor& rowptr, const Tensor& ptr, const Tensor& col,
   p.num_merges = merges ? merges->size(0) : 0;
   p.width = static_cast<int>(sizes.width);
   p.heads = static_cast<int>(sizes.heads);
-  p.mean = mean;
+  set_end(p, result, out, dst_scale, mean, self_x, self_scale, bias, relu);
   p.warps = static_cast<int>(sizes.warps);
   p.fold = static_cast<int>(sizes.fold);
   p.height = static_cast<int>(sizes.height);
@@ -164,15 +219,16 @@ Tensor pcsr_spmm(const Tensor& rowptr, const Tensor& ptr, const Tensor& col,
 std::tuple<Tensor, Tensor> spmm_arg(const Tensor& rowptr, const Tensor& col,
                                     const OptionalTensor& perm, const OptionalTensor& weight,
                                     const Tensor& x, const OptionalTensor& items,
-                                    const std::vector<int64_t>& config, bool minimum) {
+                                    const std::vector<int64_t>& config, bool minimum,
+                                    bool with_arg) {
   const Sizes sizes = check_spmm_arg(rowptr, col, perm, weight, x);
   Tensor out = fast_empty(x, {sizes.csr.rows, sizes.width}, sizes.type);
-  Tensor arg = fast_empty(x, {sizes.csr.rows, sizes.width}, sizes.csr.index);
-  cuda::RowSweep p = sweep_of(sizes, rowptr, col, perm, weight, items, config);
+  Tensor arg = fast_empty(x, {with_arg ? sizes.csr.rows : 0, sizes.width}, sizes.csr.index);
+  cuda::RowSweep p = sweep_of(sizes, rowptr, col, perm, weight, x, items, config);
   p.x = x.const_data_ptr();
-  p.x_stride = x.stride(0);
+  p.x_stride = row_stride("x", x, sizes);
   p.out = out.mutable_data_ptr();
-  p.out_arg = arg.mutable_data_ptr();
+  if (with_arg) p.out_arg = arg.mutable_data_ptr();
   run("spmm_arg", minimum ? cuda::RowOp::kMin : cuda::RowOp::kMax, p, sizes, x);
   return {out, arg};
 }
@@ -183,9 +239,9 @@ Tensor spmm_arg_backward(const Tensor& rowptr, const Tensor& col, const Optional
   const Sizes sizes = check_spmm_arg_backward(rowptr, col, perm, weight, grad, arg);
   check_contiguous("arg", arg);
   Tensor out = fast_empty(grad, {sizes.csr.rows, sizes.width}, sizes.type);
-  cuda::RowSweep p = sweep_of(sizes, rowptr, col, perm, weight, items, config);
+  cuda::RowSweep p = sweep_of(sizes, rowptr, col, perm, weight, grad, items, config);
   p.x = grad.const_data_ptr();
-  p.x_stride = grad.stride(0);
+  p.x_stride = row_stride("grad", grad, sizes);
   p.arg = arg.const_data_ptr();
   p.out = out.mutable_data_ptr();
   run("spmm_arg_backward", cuda::RowOp::kArgBackward, p, sizes, grad);
@@ -197,12 +253,13 @@ Tensor spmm_tie_count(const Tensor& rowptr, const Tensor& col, const OptionalTen
                       const std::vector<int64_t>& config) {
   const Sizes sizes = check_spmm_tie_count(rowptr, col, weight, x, out);
   Tensor count = fast_empty(x, {sizes.csr.rows, sizes.width}, accumulator_type(sizes.type));
-  cuda::RowSweep p = sweep_of(sizes, rowptr, col, std::nullopt, weight, items, config);
+  cuda::RowSweep p = sweep_of(sizes, rowptr, col, std::nullopt, weight, x, items, config);
   p.x = x.const_data_ptr();
-  p.x_stride = x.stride(0);
+  p.x_stride = row_stride("x", x, sizes);
   p.own = out.const_data_ptr();
   p.own_stride = out.stride(0);
-  p.out_wide = count.mutable_data_ptr();
+  p.out = count.mutable_data_ptr();
+  p.out_dtype = sizes.dtype == Dtype::kFloat64 ? Dtype::kFloat64 : Dtype::kFloat32;
   run("spmm_tie_count", cuda::RowOp::kTieCount, p, sizes, x);
   return count;
 }
@@ -212,11 +269,11 @@ Tensor spmm_tie_backward(const Tensor& rowptr, const Tensor& col, const Optional
                          const OptionalTensor& items, const std::vector<int64_t>& config) {
   const Sizes sizes = check_spmm_tie_backward(rowptr, col, weight, grad, x, out);
   Tensor result = fast_empty(grad, {sizes.csr.rows, sizes.width}, sizes.type);
-  cuda::RowSweep p = sweep_of(sizes, rowptr, col, std::nullopt, weight, items, config);
+  cuda::RowSweep p = sweep_of(sizes, rowptr, col, std::nullopt, weight, grad, items, config);
   p.x = grad.const_data_ptr();
-  p.x_stride = grad.stride(0);
+  p.x_stride = row_stride("grad", grad, sizes);
   p.other = out.const_data_ptr();
-  p.other_stride = out.stride(0);
+  p.other_stride = row_stride("out", out, sizes);
   p.own = x.const_data_ptr();
   p.own_stride = x.stride(0);
   p.out = result.mutable_data_ptr();
@@ -303,47 +360,118 @@ Tensor edge_softmax_backward(const Tensor& rowptr, const OptionalTensor& perm, c
                  rowptr, perm, p, &grad);
 }
 
-Tensor check_coo(const Tensor& dst, const Tensor& src, int64_t num_dst, int64_t num_src) {
-  check_coo_inputs(dst, src, num_dst, num_src);
-  STD_TORCH_CHECK(dst.scalar_type() == src.scalar_type(), "dst is ", dst.scalar_type(),
-                  " but src is ", src.scalar_type(), ", expected one type");
-  Tensor out = fast_empty(dst, {3}, ScalarType::Long);
-  const Launch launch(dst);
-  launch.check(
-      "check_coo",
-      cuda::check_coo(dst.scalar_type() == ScalarType::Long, dst.const_data_ptr(),
-                      src.const_data_ptr(), dst.stride(0), src.stride(0), dst.size(0), num_dst,
-                      num_src, static_cast<int64_t*>(out.mutable_data_ptr()), launch.stream()));
-  return out;
+// rowptr, col and perm of edges by `key`.
+std::tuple<Tensor, Tensor, Tensor> group(const Tensor& key, const Tensor& other, int64_t rows,
+                                         const Launch& launch) {
+  const ScalarType type = key.scalar_type();
+  cuda::Grouping p{type == ScalarType::Long};
+  p.edges = key.size(0);
+  p.rows = rows;
+  p.key = key.const_data_ptr();
+  p.other = other.const_data_ptr();
+  launch.check("group", cuda::group_bytes(p, &p.scratch_bytes));
+  Tensor rowptr = fast_empty(key, {rows + 1}, type);
+  Tensor col = fast_empty(key, {p.edges}, type), perm = fast_empty(key, {p.edges}, type);
+  // Freed at the end of this call, and reused in stream order only.
+  Tensor scratch = fast_empty(key, {p.scratch_bytes / 4 + 1}, ScalarType::Int);
+  p.rowptr = rowptr.mutable_data_ptr();
+  p.col = col.mutable_data_ptr();
+  p.perm = perm.mutable_data_ptr();
+  p.scratch = scratch.mutable_data_ptr();
+  launch.check("group", cuda::group(p, launch.stream()));
+  return {rowptr, col, perm};
 }
 
-std::tuple<Tensor, Tensor> group(const Tensor& key, int64_t n) {
-  check_index_vector("key", key);
-  const int64_t edges = key.size(0);
-  STD_TORCH_CHECK(n >= 0 && (n > 0 || edges == 0), "got n = ", n, " for ", edges,
-                  " keys, expected more than every key");
-  cuda::Group p{std::max(n, edges) > std::numeric_limits<int32_t>::max(),
-                key.scalar_type() == ScalarType::Long};
-  const ScalarType type = p.wide_index ? ScalarType::Long : ScalarType::Int;
-  Tensor rowptr = fast_empty(key, {n + 1}, type), values = fast_empty(key, {edges}, type);
-  Tensor buffers = fast_empty(key, {3, edges}, type);
-  const int64_t bytes = edges * (p.wide_index ? 8 : 4);
-  auto* first = static_cast<char*>(buffers.mutable_data_ptr());
-  p.key = key.const_data_ptr();
-  p.key_stride = key.stride(0);
+std::tuple<int64_t, Tensor, Tensor, Tensor, Tensor, OptionalTensor> from_coo(
+    const Tensor& dst, const Tensor& src, int64_t num_dst, int64_t num_src, bool wide) {
+  check_from_coo(dst, src, num_dst, num_src, wide);
+  STD_TORCH_CHECK(dst.scalar_type() == src.scalar_type(), "dst is ", dst.scalar_type(),
+                  " but src is ", src.scalar_type(), ", expected one type");
+  const ScalarType type = wide ? ScalarType::Long : ScalarType::Int;
+  const int64_t edges = dst.size(0);
+  const Launch launch(dst);
+  Tensor own_dst = fast_empty(dst, {edges}, type), own_src = fast_empty(dst, {edges}, type);
+  Tensor fact = fast_empty(dst, {1}, ScalarType::Long);
+  cuda::CheckCoo p{dst.scalar_type() == ScalarType::Long, wide};
+  p.dst = dst.const_data_ptr();
+  p.src = src.const_data_ptr();
+  p.dst_stride = dst.stride(0);
+  p.src_stride = src.stride(0);
   p.edges = edges;
-  p.rows = n;
-  p.keys = first;
-  p.more_keys = first + bytes;
-  p.more_values = first + 2 * bytes;
-  p.values = values.mutable_data_ptr();
-  p.rowptr = rowptr.mutable_data_ptr();
-  const Launch launch(key);
-  launch.check("group", cuda::group_bytes(p, &p.temporary_bytes));
-  Tensor temporary = fast_empty(key, {p.temporary_bytes / 4 + 1}, ScalarType::Int);
-  p.temporary = temporary.mutable_data_ptr();
-  launch.check("group", cuda::group(p, launch.stream()));
-  return {rowptr, values};
+  p.num_dst = num_dst;
+  p.num_src = num_src;
+  p.own_dst = own_dst.mutable_data_ptr();
+  p.own_src = own_src.mutable_data_ptr();
+  p.fact = fact.mutable_data_ptr();
+  launch.check("from_coo", cuda::check_coo(p, launch.stream()));
+  const cuda::CooFacts facts = cuda::read_fact(item(fact));
+  if (facts.first_bad >= 0) return {facts.first_bad, own_dst, own_src, own_dst, own_src, {}};
+  if (!facts.sorted) {
+    const auto [rowptr, col, perm] = group(own_dst, own_src, num_dst, launch);
+    return {-1, own_dst, own_src, rowptr, col, perm};
+  }
+  Tensor rowptr = fast_empty(dst, {num_dst + 1}, type);
+  launch.check("from_coo", cuda::find_rowptr(wide, p.own_dst, edges, num_dst,
+                                             rowptr.mutable_data_ptr(), launch.stream()));
+  return {-1, own_dst, own_src, rowptr, own_src, {}};
+}
+
+std::tuple<Tensor, Tensor, Tensor> transpose(const Tensor& dst, const Tensor& src,
+                                             int64_t num_src) {
+  check_transpose(dst, src, num_src);
+  return group(src, dst, num_src, Launch(dst));
+}
+
+bool same_coo(const Tensor& dst, const Tensor& src, const Tensor& own_dst, const Tensor& own_src) {
+  check_same_coo(dst, src, own_dst, own_src);
+  const Launch launch(dst);
+  Tensor fact = fast_empty(dst, {1}, ScalarType::Long);
+  launch.check("same_coo",
+               cudaMemsetAsync(fact.mutable_data_ptr(), 0xff, sizeof(int64_t), launch.stream()));
+  for (const auto& [given, kept] : {std::pair(&dst, &own_dst), std::pair(&src, &own_src)}) {
+    cuda::Compare p{given->scalar_type() == ScalarType::Long,
+                    kept->scalar_type() == ScalarType::Long};
+    p.a = given->const_data_ptr();
+    p.b = kept->const_data_ptr();
+    p.a_stride = given->stride(0);
+    p.b_stride = kept->stride(0);
+    p.size = given->size(0);
+    p.fact = fact.mutable_data_ptr();
+    launch.check("same_coo", cuda::compare(p, launch.stream()));
+  }
+  return item(fact) != 0;
+}
+
+Tensor speed_of_light(const Tensor& col, const OptionalTensor& weight, const Tensor& x,
+                      int64_t rows, int64_t run) {
+  check_vector("col", col, col.dim() == 1 ? col.size(0) : 0, ScalarType::Int, x);
+  check_rows("x", x, col);
+  cuda::SpeedOfLight p{feature_dtype("x", x.scalar_type())};
+  const auto starts_at_16 = [](const Tensor& t) {
+    return reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 == 0;
+  };
+  if (weight) check_vector("weight", *weight, col.size(0), x.scalar_type(), col);
+  STD_TORCH_CHECK(starts_at_16(col) && (!weight || starts_at_16(*weight)),
+                  "col and weight must start at a multiple of 16 bytes: call .clone()");
+  STD_TORCH_CHECK(rows >= 0 && run > 0 && run % 8 == 0, "got rows = ", rows, ", run = ", run,
+                  ", expected rows >= 0 and run a multiple of 8");
+  STD_TORCH_CHECK(x.size(1) <= std::numeric_limits<int32_t>::max(), "got ", x.size(1),
+                  " columns, expected fewer than 2^31");
+  STD_TORCH_CHECK(col.size(0) == 0 || x.size(0) > 0,
+                  "x has no rows, expected those that col names");
+  Tensor out = fast_empty(x, {rows, x.size(1)}, x.scalar_type());
+  p.col = col.const_data_ptr();
+  p.weight = data_or_null(weight);
+  p.x = x.const_data_ptr();
+  p.out = out.mutable_data_ptr();
+  p.x_stride = x.stride(0);
+  p.rows = rows;
+  p.edges = col.size(0);
+  p.run = run;
+  p.width = static_cast<int>(x.size(1));
+  const Launch launch(x);
+  launch.check("speed_of_light", cuda::speed_of_light(p, launch.stream()));
+  return out;
 }
 
 int64_t calls() { return kernel_calls.load(std::memory_order_relaxed); }
@@ -352,6 +480,7 @@ int64_t calls() { return kernel_calls.load(std::memory_order_relaxed); }
 
 STABLE_TORCH_LIBRARY_IMPL(gnn_spmm_plugin, CUDA, m) {
   m.impl("_spmm", TORCH_BOX(&spmm));
+  m.impl("_row_sum", TORCH_BOX(&row_sum));
   m.impl("_pcsr_spmm", TORCH_BOX(&pcsr_spmm));
   m.impl("_spmm_arg", TORCH_BOX(&spmm_arg));
   m.impl("_spmm_arg_backward", TORCH_BOX(&spmm_arg_backward));
@@ -362,8 +491,10 @@ STABLE_TORCH_LIBRARY_IMPL(gnn_spmm_plugin, CUDA, m) {
   m.impl("_sddmm_tie", TORCH_BOX(&sddmm_tie));
   m.impl("_edge_softmax", TORCH_BOX(&edge_softmax));
   m.impl("_edge_softmax_backward", TORCH_BOX(&edge_softmax_backward));
-  m.impl("_check_coo", TORCH_BOX(&check_coo));
-  m.impl("_group", TORCH_BOX(&group));
+  m.impl("_from_coo", TORCH_BOX(&from_coo));
+  m.impl("_transpose", TORCH_BOX(&transpose));
+  m.impl("_same_coo", TORCH_BOX(&same_coo));
+  m.impl("_speed_of_light", TORCH_BOX(&speed_of_light));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(gnn_spmm_plugin, CompositeExplicitAutograd, m) {

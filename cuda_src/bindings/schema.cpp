@@ -6,29 +6,38 @@
 //   a position in row order to the caller's edge id; none means they are the same.
 // x [N, F]: float32, float64, float16 or bfloat16; the columns of a row are adjacent, rows may have
 // any stride. weight [E] or [E, H], in row order, of x's dtype, contiguous; column f belongs to
-// head f / (F / H). src_scale [N], dst_scale [M]: float32, or float64 where x is. items, config: a
+// head f / (F / H). self_x [M, F]: as x. src_scale [N], dst_scale [M], self_scale
+// [M] or [1], bias [F]: float32, or float64 where x is; contiguous. items, config: a
 // plan's data for CUDA; the CPU ignores them. Results are contiguous. Sums are kept in float32
 // (float64 for float64) and rounded once.
 #include "common/check.h"
 
 STABLE_TORCH_LIBRARY(gnn_spmm_plugin, m) {
-  // out[r] = dst_scale[r] * (1 / edges of r, if mean) * sum of weight * src_scale * x over the
-  // edges into r
+  // out[r] = relu(dst_scale[r] * (1 / edges of r, if mean) * sum of weight * src_scale * x over the
+  // edges into r + self_scale[r] * self_x[r] + bias), each part where it is given; self_scale may
+  // have a single entry, for all rows. Of out_dtype, or x's.
   m.def(
       "_spmm(Tensor rowptr, Tensor col, Tensor? weight, Tensor x, Tensor? src_scale, "
-      "Tensor? dst_scale, Tensor? items, int[] config, bool mean) -> Tensor");
-  // The same over PCSR (gnn_spmm_plugin/pcsr.py; CUDA only): ptr, col, target, merges as there,
+      "Tensor? dst_scale, Tensor? items, int[] config, bool mean, Tensor? self_x=None, "
+      "Tensor? self_scale=None, Tensor? bias=None, bool relu=False, ScalarType? out_dtype=None) "
+      "-> Tensor");
+  // The same of x alone, without items; lengths: the first two numbers of config, 32 bits each.
+  // Reading arguments is most of the host time of a small product, so the commonest has few: 1.3 us
+  // less.
+  m.def("_row_sum(Tensor rowptr, Tensor col, Tensor x, int lengths, bool mean=False) -> Tensor");
+  // As _spmm, over PCSR (gnn_spmm_plugin/pcsr.py; CUDA only): ptr, col, target, merges as there,
   // rowptr of the CSR matrix, weight [vectors, V] or [vectors, V, H] in the order of its vectors,
   // config = {W, F, V, scratch slots}
   m.def(
       "_pcsr_spmm(Tensor rowptr, Tensor ptr, Tensor col, Tensor? target, Tensor? merges, "
-      "Tensor? weight, Tensor x, Tensor? src_scale, Tensor? dst_scale, int[] config, bool mean) "
-      "-> Tensor");
+      "Tensor? weight, Tensor x, Tensor? src_scale, Tensor? dst_scale, int[] config, bool mean, "
+      "Tensor? self_x=None, Tensor? self_scale=None, Tensor? bias=None, bool relu=False, "
+      "ScalarType? out_dtype=None) -> Tensor");
   // The largest (smallest) weight * x, each rounded to x's dtype, and the edge id of the first that
-  // attains it.
+  // attains it, or no rows of those.
   m.def(
       "_spmm_arg(Tensor rowptr, Tensor col, Tensor? perm, Tensor? weight, Tensor x, Tensor? items, "
-      "int[] config, bool minimum) -> (Tensor, Tensor)");
+      "int[] config, bool minimum, bool with_arg=True) -> (Tensor, Tensor)");
   // On the transposed graph: sum of weight * grad[col] where arg[col] is the edge's id.
   m.def(
       "_spmm_arg_backward(Tensor rowptr, Tensor col, Tensor? perm, Tensor? weight, Tensor grad, "
@@ -55,11 +64,20 @@ STABLE_TORCH_LIBRARY(gnn_spmm_plugin, m) {
   // Softmax over the edges into each row; [E] or [E, H], in the caller's order.
   m.def("_edge_softmax(Tensor rowptr, Tensor? perm, Tensor logits) -> Tensor");
   m.def("_edge_softmax_backward(Tensor rowptr, Tensor? perm, Tensor p, Tensor grad) -> Tensor");
-  // int64 [3]: first position with an index out of range or -1; 1 if dst never decreases; 0.
-  m.def("_check_coo(Tensor dst, Tensor src, SymInt num_dst, SymInt num_src) -> Tensor");
-  // Stable counting sort: rowptr [n + 1] and perm [E].
-  m.def("_group(Tensor key, SymInt n) -> (Tensor, Tensor)");
-  // How many of the operators above, but for the last two, each library has run in this process.
+  // The CSR of an edge list. Returns the first position with an index out of range (then nothing
+  // else means anything) or -1; copies of dst and src; rowptr, col, and perm, or none where dst
+  // never decreases: then col is the copy of src. All int64 if wide, else int32.
+  m.def(
+      "_from_coo(Tensor dst, Tensor src, SymInt num_dst, SymInt num_src, bool wide) "
+      "-> (int, Tensor, Tensor, Tensor, Tensor, Tensor?)");
+  // rowptr, col and perm of the transposed graph, from those copies.
+  m.def("_transpose(Tensor dst, Tensor src, SymInt num_src) -> (Tensor, Tensor, Tensor)");
+  // Whether an edge list still is what those copies were made from.
+  m.def("_same_coo(Tensor dst, Tensor src, Tensor own_dst, Tensor own_src) -> bool");
+  // For measurements, on CUDA alone: gathers the rows of x that col (int32) names, in runs of
+  // `run`, and writes an output of `rows` rows without meaning. See cuda/speed_of_light.cuh.
+  m.def("_speed_of_light(Tensor col, Tensor? weight, Tensor x, SymInt rows, int run) -> Tensor");
+  // How many of the operators above, but for the last four, each library has run in this process.
   m.def("_kernel_calls() -> int");
   m.def("_kernel_calls_cuda() -> int");
 }

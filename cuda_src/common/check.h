@@ -80,8 +80,9 @@ inline void check_vector(const char* name, const Tensor& t, int64_t size, Scalar
 // between rows.
 inline int64_t check_rows(const char* name, const Tensor& t, const Tensor& like) {
   STD_TORCH_CHECK(t.dim() == 2, name, " has shape ", shape_of(t), ", expected 2 dimensions");
-  STD_TORCH_CHECK(t.size(1) <= 1 || t.stride(1) == 1, name, " has strides [", t.stride(0), ", ",
-                  t.stride(1), "], expected 1 between columns: call .contiguous()");
+  STD_TORCH_CHECK(t.size(1) <= 1 || t.stride(1) == 1 || t.size(0) == 0, name, " has strides [",
+                  t.stride(0), ", ", t.stride(1),
+                  "], expected 1 between columns: call .contiguous()");
   check_same_device(name, t, like);
   return t.stride(0);
 }
@@ -96,8 +97,7 @@ inline void check_matrix(const char* name, const Tensor& t, int64_t rows, int64_
 
 // ---- types
 
-inline Dtype feature_dtype(const char* name, const Tensor& t) {
-  const ScalarType type = t.scalar_type();
+inline Dtype feature_dtype(const char* name, ScalarType type) {
   switch (type) {
     case ScalarType::Float:
       return Dtype::kFloat32;
@@ -181,7 +181,7 @@ inline int64_t check_weight(const OptionalTensor& weight, const CsrSizes& csr, i
 inline Sizes check_features(const char* name, const Tensor& x, const CsrSizes& csr,
                             const Tensor& rowptr) {
   check_rows(name, x, rowptr);
-  const Dtype dtype = feature_dtype(name, x);
+  const Dtype dtype = feature_dtype(name, x.scalar_type());
   STD_TORCH_CHECK(csr.edges == 0 || x.size(0) > 0, name, " has shape ", shape_of(x),
                   ", expected a row for every node that the ", csr.edges, " edges come from");
   return {csr, dtype, x.scalar_type(), x.size(1), 1};
@@ -255,7 +255,7 @@ inline PcsrSizes check_pcsr_spmm(const Tensor& rowptr, const Tensor& ptr, const 
     check_wide_reads("merges", *merges, {merges->size(0), 4}, ScalarType::Int, rowptr);
   }
   Sizes s = check_features("x", x, csr, rowptr);
-  const int64_t apart = x.stride(0) * static_cast<int64_t>(x.element_size());
+  const int64_t apart = x.size(0) > 1 ? x.stride(0) * static_cast<int64_t>(x.element_size()) : 0;
   STD_TORCH_CHECK(s.width <= std::numeric_limits<int32_t>::max() &&
                       apart <= std::numeric_limits<uint32_t>::max(),
                   "x has ", s.width, " columns, and rows that lie ", apart,
@@ -272,6 +272,30 @@ inline PcsrSizes check_pcsr_spmm(const Tensor& rowptr, const Tensor& ptr, const 
   if (src_scale) check_vector("src_scale", *src_scale, x.size(0), scale, rowptr);
   if (dst_scale) check_vector("dst_scale", *dst_scale, csr.rows, scale, rowptr);
   return {s, pieces, warps, fold, height, slots};
+}
+
+// What a sum is stored as.
+struct Result {
+  Dtype dtype;
+  ScalarType type;
+  bool self_scale_by_row;  // else one for all rows
+};
+
+inline Result check_epilogue(const Sizes& s, const Tensor& rowptr, const OptionalTensor& self_x,
+                             const OptionalTensor& self_scale, const OptionalTensor& bias,
+                             std::optional<ScalarType> out_dtype) {
+  const ScalarType acc = accumulator_type(s.type);
+  if (self_x) check_matrix("self_x", *self_x, s.csr.rows, s.width, s.type, rowptr);
+  STD_TORCH_CHECK(self_x || !self_scale, "got self_scale without self_x, which it multiplies");
+  const bool by_row = self_scale && !(self_scale->dim() == 1 && self_scale->size(0) == 1);
+  if (self_scale) check_vector("self_scale", *self_scale, by_row ? s.csr.rows : 1, acc, rowptr);
+  if (bias) check_vector("bias", *bias, s.width, acc, rowptr);
+  const ScalarType type = out_dtype.value_or(s.type);
+  const Dtype dtype = feature_dtype("out_dtype", type);
+  STD_TORCH_CHECK((dtype == Dtype::kFloat64) == (s.dtype == Dtype::kFloat64), "out_dtype is ", type,
+                  " for features of ", s.type,
+                  ": sums of float64 are float64, other sums float32, float16 or bfloat16");
+  return {dtype, type, by_row};
 }
 
 inline Sizes check_spmm_arg(const Tensor& rowptr, const Tensor& col, const OptionalTensor& perm,
@@ -347,7 +371,7 @@ inline Sizes check_edge_softmax(const Tensor& rowptr, const OptionalTensor& perm
                   ", expected [edges] or [edges, heads]");
   check_contiguous(name, values);
   check_same_device(name, values, rowptr);
-  const Dtype dtype = feature_dtype(name, values);
+  const Dtype dtype = feature_dtype(name, values.scalar_type());
   const CsrSizes csr = check_csr(rowptr, nullptr, perm, values.size(0));
   const int64_t heads = dim == 1 ? 1 : values.size(1);
   return {csr, dtype, values.scalar_type(), heads, heads};
@@ -373,15 +397,46 @@ inline void check_index_vector(const char* name, const Tensor& t) {
   STD_TORCH_CHECK(t.dim() == 1, name, " has shape ", shape_of(t), ", expected 1 dimension");
 }
 
-inline void check_coo_inputs(const Tensor& dst, const Tensor& src, int64_t num_dst,
-                             int64_t num_src) {
-  check_index_vector("dst", dst);
-  check_index_vector("src", src);
-  check_same_device("src", src, dst);
-  STD_TORCH_CHECK(dst.size(0) == src.size(0), "dst has ", dst.size(0), " entries, src has ",
-                  src.size(0), ", expected as many");
+// Two ends of edges, of any type and stride each; how many there are.
+inline int64_t check_ends(const char* a_name, const Tensor& a, const char* b_name,
+                          const Tensor& b) {
+  check_index_vector(a_name, a);
+  check_index_vector(b_name, b);
+  check_same_device(b_name, b, a);
+  STD_TORCH_CHECK(a.size(0) == b.size(0), a_name, " has ", a.size(0), " entries, ", b_name, " has ",
+                  b.size(0), ", expected as many");
+  return a.size(0);
+}
+
+inline void check_from_coo(const Tensor& dst, const Tensor& src, int64_t num_dst, int64_t num_src,
+                           bool wide) {
+  const int64_t edges = check_ends("dst", dst, "src", src);
   STD_TORCH_CHECK(num_dst >= 0 && num_src >= 0, "got num_dst = ", num_dst, ", num_src = ", num_src,
                   ", expected 0 or more");
+  STD_TORCH_CHECK(
+      wide || std::max({num_dst, num_src, edges}) <= std::numeric_limits<int32_t>::max(), "got ",
+      num_dst, " rows, ", num_src, " columns and ", edges, " edges, expected wide = true for them");
+}
+
+// Copies that from_coo has made: contiguous and of one type. Returns whether that is int64.
+inline bool check_transpose(const Tensor& dst, const Tensor& src, int64_t num_src) {
+  const int64_t edges = check_ends("dst", dst, "src", src);
+  check_contiguous("dst", dst);
+  check_vector("src", src, edges, dst.scalar_type(), dst);
+  const bool wide = dst.scalar_type() == ScalarType::Long;
+  STD_TORCH_CHECK(num_src > 0 || (num_src == 0 && edges == 0), "got num_src = ", num_src, " for ",
+                  edges, " edges, expected more than every source");
+  STD_TORCH_CHECK(wide || std::max(num_src, edges) <= std::numeric_limits<int32_t>::max(),
+                  "dst is ", dst.scalar_type(), ", expected int64 for ", num_src, " sources and ",
+                  edges, " edges");
+  return wide;
+}
+
+inline int64_t check_same_coo(const Tensor& dst, const Tensor& src, const Tensor& own_dst,
+                              const Tensor& own_src) {
+  check_ends("dst", dst, "src", src);
+  check_ends("dst", dst, "own_dst", own_dst);
+  return check_ends("dst", dst, "own_src", own_src);
 }
 
 // ---- outputs
@@ -419,10 +474,24 @@ inline Tensor fast_empty(const Tensor& like, std::initializer_list<int64_t> size
   STD_TORCH_CHECK(sizes.size() <= 2, "got ", sizes.size(), " dimensions, expected at most 2");
   if (sizes.size() == 2) strides[0] = std::max<int64_t>(sizes.begin()[1], 1);
   AtenTensorHandle handle = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()),
-                                                         sizes.begin(), strides, dtype, device_type,
-                                                         device_index, &handle));
+  const AOTITorchError error =
+      aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.begin(), strides, dtype,
+                               device_type, device_index, &handle);
+  if (error != AOTI_TORCH_SUCCESS) {
+    std::string shape;
+    for (const int64_t size : sizes) shape += (shape.empty() ? "" : ", ") + std::to_string(size);
+    // _native.py makes a torch.OutOfMemoryError of an error that begins like this.
+    STD_TORCH_CHECK(false, "out of memory: cannot allocate [", shape, "] of ", type, " on ",
+                    device_of(like));
+  }
   return Tensor(handle);
+}
+
+// The one number in `t`; waits for the device where that is a GPU.
+inline int64_t item(const Tensor& t) {
+  int64_t value;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_item_int64(t.get(), &value));
+  return value;
 }
 
 inline const void* data_or_null(const OptionalTensor& t) {

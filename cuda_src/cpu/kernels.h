@@ -41,10 +41,16 @@ struct Problem {
   Matrix arg;                    // the forward's arg, index type
   const void* src_scale = nullptr;
   const void* dst_scale = nullptr;
+  Matrix self;                       // added to the sum of each row
+  const void* self_scale = nullptr;  // what it is multiplied by: one for each row, or for all
+  bool self_scale_by_row = false;
+  const void* bias = nullptr;
   bool mean = false;
+  bool relu = false;
   bool minimum = false;
-  void* result = nullptr;      // contiguous
-  void* result_arg = nullptr;  // contiguous, index type
+  void* result = nullptr;                // contiguous
+  Dtype result_dtype = Dtype::kFloat32;  // of spmm; the others know theirs
+  void* result_arg = nullptr;            // contiguous, index type; null where no one asks
   ParallelFor parallel_for = nullptr;
 };
 
@@ -60,26 +66,5 @@ void edge_softmax(const Problem& problem);           // x: logits
 void edge_softmax_backward(const Problem& problem);  // x: probabilities, grad: their gradient
 
 const char* instruction_set();  // "avx512", "avx2" or "baseline": what the kernels run on here
-
-// A vector of indices, int32 or int64 where `wide`.
-struct Indices {
-  const void* data = nullptr;
-  int64_t size = 0;
-  int64_t stride = 1;
-  bool wide = false;
-};
-
-// First position where dst or src is out of range, or -1, and whether dst never decreases.
-struct CooFacts {
-  int64_t first_bad = -1;
-  bool sorted = true;
-};
-CooFacts check_coo(const Indices& dst, const Indices& src, int64_t num_dst, int64_t num_src,
-                   ParallelFor parallel_for);
-
-// Stable counting sort of keys in [0, n): rowptr [n + 1] and perm [size], of int32, or int64 where
-// wide_result.
-void group(const Indices& key, int64_t n, void* rowptr, void* perm, bool wide_result,
-           ParallelFor parallel_for);
 
 }  // namespace gsp::cpu

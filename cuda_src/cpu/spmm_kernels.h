@@ -99,6 +99,23 @@ struct MessageBase {
   GSP_HD void finish_row(int64_t, int64_t, int64_t) const {}
 };
 
+// Stores accumulators as the type that the problem asks for.
+template <int kLanes, typename V>
+GSP_HD void store_result(const Problem& problem, int64_t at, V value) {
+  if constexpr (sizeof(V) == kLanes * sizeof(double)) {
+    store<kLanes>(static_cast<double*>(problem.result) + at, value);
+  } else {
+    switch (problem.result_dtype) {
+      case Dtype::kFloat16:
+        return store<kLanes>(static_cast<Half*>(problem.result) + at, value);
+      case Dtype::kBFloat16:
+        return store<kLanes>(static_cast<BFloat16*>(problem.result) + at, value);
+      default:
+        return store<kLanes>(static_cast<float*>(problem.result) + at, value);
+    }
+  }
+}
+
 // sum and mean: w * src_scale * x of the edge's source.
 template <typename B, bool kWeighted>
 struct SumMessage : MessageBase {
@@ -139,7 +156,15 @@ struct SumMessage : MessageBase {
       }
     }
     if (p.dst_scale != nullptr) value *= static_cast<const Scalar*>(p.dst_scale)[row];
-    store<B::kLanes>(static_cast<T*>(p.result) + row * p.width + block.column(k), value);
+    const int64_t column = block.column(k);
+    if (p.self.data != nullptr) {
+      const T* own = static_cast<const T*>(p.self.data) + row * p.self.stride + column;
+      const auto* scale = static_cast<const Scalar*>(p.self_scale);
+      value += (scale ? scale[p.self_scale_by_row ? row : 0] : 1) * load<B::kLanes>(own);
+    }
+    if (p.bias != nullptr) value += load<B::kLanes>(static_cast<const Scalar*>(p.bias) + column);
+    if (p.relu) value = value <= 0 ? typename B::Value{} : value;  // NaN stays
+    store_result<B::kLanes>(p, row * p.width + column, value);
   }
 };
 
@@ -200,6 +225,7 @@ struct ArgMessage : MessageBase {
       store<B::kLanes>(out, reducer.value);
       arg = __builtin_convertvector(reducer.position, decltype(arg)) + static_cast<Index>(first);
     }
+    if (p.result_arg == nullptr) return;
     std::memcpy(static_cast<Index*>(p.result_arg) + at, &arg, sizeof(arg));
   }
 
@@ -207,7 +233,7 @@ struct ArgMessage : MessageBase {
   GSP_HD void finish_row(int64_t row, int64_t first, int64_t last) const {
     const Problem& p = block.problem;
     const auto* perm = static_cast<const Index*>(p.csr.perm);
-    if (perm == nullptr || first == last) return;
+    if (perm == nullptr || p.result_arg == nullptr || first == last) return;
     Index* arg = static_cast<Index*>(p.result_arg) + row * p.width;
     for (int64_t column = block.columns.begin; column < block.columns.last + B::kLanes; ++column) {
       arg[column] = perm[arg[column]];

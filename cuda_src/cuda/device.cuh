@@ -26,25 +26,26 @@
 namespace gsp::cuda {
 
 constexpr int kLogThreads = 8;
-constexpr int kThreads = 1 << kLogThreads;  // of every block, but for GSP_LAUNCH_BLOCKS
+constexpr int kThreads = 1 << kLogThreads;  // of a block, where nothing else is said
+constexpr int kLogItemThreads = 7;
+constexpr int kItemThreads =
+    1 << kLogItemThreads;  // short blocks: they end when their longest item does
 constexpr int kWarps = kThreads / 32;
 constexpr unsigned kFullMask = 0xffffffffu;
 
-// The value itself, in a way that the compiler cannot see through: to save registers, it would
-// make it anew in every turn of a loop. Pointers are to global memory.
-template <typename T>
-__device__ __forceinline__ const T* kept(const T* pointer) {
+// Pins a value to its register at this point. The compiler would rather compute what a loop needs
+// anew in every round, and what is needed after a loop before it.
+template <typename V>
+__device__ __forceinline__ void keep(V& value) {
 #ifdef __CUDA_ARCH__
-  asm("" : "+l"(pointer));
-  __builtin_assume(__isGlobal(pointer));
+  if constexpr (sizeof(V) == 8) {
+    asm volatile("" : "+l"(value));
+  } else {
+    asm volatile("" : "+r"(value));
+  }
+#else
+  (void)value;
 #endif
-  return pointer;
-}
-__device__ __forceinline__ unsigned kept(unsigned value) {
-#ifdef __CUDA_ARCH__
-  asm("" : "+r"(value));
-#endif
-  return value;
 }
 
 // run(value of the element type that `dtype` names).

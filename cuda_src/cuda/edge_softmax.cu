@@ -33,25 +33,4 @@ cudaError_t edge_softmax(const EdgeSoftmax& p, cudaStream_t stream) {
   return with_dtype(p.dtype, [&](auto of) { return run<decltype(of)>(p, stream); });
 }
 
-cudaError_t check_coo(bool wide_index, const void* dst, const void* src, int64_t dst_stride,
-                      int64_t src_stride, int64_t edges, int64_t num_dst, int64_t num_src,
-                      int64_t* out, cudaStream_t stream) {
-  // All ones: no bad edge (-1), and sorted (not 0).
-  cudaError_t error = cudaMemsetAsync(out, 0xff, 3 * sizeof(int64_t), stream);
-  if (error != cudaSuccess || edges == 0) return error;
-  const int64_t wanted = (edges + kThreads - 1) / kThreads;
-  const unsigned blocks = unsigned(wanted < 4096 ? wanted : 4096);
-  auto* flags = reinterpret_cast<unsigned long long*>(out);
-  if (wide_index) {
-    GSP_LAUNCH((check_coo<int64_t>), blocks, stream, static_cast<const int64_t*>(dst),
-               static_cast<const int64_t*>(src), dst_stride, src_stride, edges, num_dst, num_src,
-               flags);
-  } else {
-    GSP_LAUNCH((check_coo<int>), blocks, stream, static_cast<const int*>(dst),
-               static_cast<const int*>(src), dst_stride, src_stride, edges, num_dst, num_src,
-               flags);
-  }
-  return cudaGetLastError();
-}
-
 }  // namespace gsp::cuda

@@ -90,19 +90,4 @@ __global__ void __launch_bounds__(kThreads) edge_softmax(SoftmaxArgs<T, Index> a
   }
 }
 
-// Flags of an edge list: the first edge out of range, and whether dst never decreases. out starts
-// as all ones.
-template <typename Index>
-__global__ void __launch_bounds__(kThreads)
-    check_coo(const Index* dst, const Index* src, int64_t dst_stride, int64_t src_stride,
-              int64_t edges, int64_t num_dst, int64_t num_src, unsigned long long* out) {
-  const int64_t step = int64_t(gridDim.x) * kThreads;
-  for (int64_t j = int64_t(blockIdx.x) * kThreads + threadIdx.x; j < edges; j += step) {
-    const int64_t d = dst[j * dst_stride], s = src[j * src_stride];
-    if (d < 0 || d >= num_dst || s < 0 || s >= num_src)
-      atomicMin(&out[0], static_cast<unsigned long long>(j));
-    if (j > 0 && int64_t(dst[(j - 1) * dst_stride]) > d) out[1] = 0;
-  }
-}
-
 }  // namespace gsp::cuda

@@ -1,16 +1,12 @@
+// Grouping edges by row: by counting where they are few, else by a radix sort.
 #include <cub/device/device_radix_sort.cuh>
 
-#include "cuda/group.cuh"
+#include "cuda/device.cuh"
 #include "cuda/launch.h"
 
 namespace gsp::cuda {
 
 namespace {
-
-template <typename Index>
-cub::DoubleBuffer<Index> buffer(void* a, void* b) {
-  return {static_cast<Index*>(a), static_cast<Index*>(b)};
-}
 
 int bits_of(int64_t rows) {
   int bits = 1;
@@ -19,60 +15,64 @@ int bits_of(int64_t rows) {
 }
 
 template <typename Index>
-cudaError_t sort(const Group& p, void* temporary, size_t& bytes, Index*& keys, Index*& values,
-                 cudaStream_t stream) {
-  auto k = buffer<Index>(p.keys, p.more_keys);
-  auto v = buffer<Index>(p.values, p.more_values);
-  const cudaError_t error =
-      cub::DeviceRadixSort::SortPairs(temporary, bytes, k, v, p.edges, 0, bits_of(p.rows), stream);
-  keys = k.Current();
-  values = v.Current();
-  return error;
+__global__ void __launch_bounds__(kThreads) number(int64_t edges, Index* ids) {
+  const int64_t j = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  if (j < edges) ids[j] = Index(j);
 }
 
-template <typename Key, typename Index>
-cudaError_t run(const Group& p, cudaStream_t stream) {
-  const auto blocks = [](int64_t n) { return unsigned((n + kThreads - 1) / kThreads); };
-  Index *keys = nullptr, *values = nullptr;
+template <typename Index>
+__global__ void __launch_bounds__(kThreads)
+    gather(const Index* from, const Index* perm, int64_t edges, Index* to) {
+  const int64_t j = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  if (j < edges) to[j] = from[perm[j]];
+}
+
+// Scratch of a sort: the edges' numbers, the sorted keys, and what the library needs itself.
+template <typename Index>
+cudaError_t sort(const Grouping& p, const Index* ids, Index* keys, void* temporary, size_t& bytes,
+                 cudaStream_t stream) {
+  return cub::DeviceRadixSort::SortPairs(temporary, bytes, static_cast<const Index*>(p.key), keys,
+                                         ids, static_cast<Index*>(p.perm), p.edges, 0,
+                                         bits_of(p.rows), stream);
+}
+
+template <typename Index>
+cudaError_t group_by_sorting(const Grouping& p, cudaStream_t stream) {
+  const unsigned blocks = unsigned((p.edges + kThreads - 1) / kThreads);
+  auto* ids = static_cast<Index*>(p.scratch);
+  auto* keys = ids + p.edges;
   if (p.edges > 0) {
-    GSP_LAUNCH((number_keys<Key, Index>), blocks(p.edges), stream, static_cast<const Key*>(p.key),
-               p.key_stride, p.edges, static_cast<Index*>(p.keys), static_cast<Index*>(p.values));
-    size_t bytes = p.temporary_bytes;
-    const cudaError_t error = sort<Index>(p, p.temporary, bytes, keys, values, stream);
+    GSP_LAUNCH((number<Index>), blocks, stream, p.edges, ids);
+    size_t bytes = size_t(p.scratch_bytes) - 2 * p.edges * sizeof(Index);
+    const cudaError_t error = sort<Index>(p, ids, keys, keys + p.edges, bytes, stream);
     if (error != cudaSuccess) return error;
-    // The sort ends in either buffer; the caller reads the first.
-    if (values != p.values) {
-      const cudaError_t copied = cudaMemcpyAsync(p.values, values, p.edges * sizeof(Index),
-                                                 cudaMemcpyDeviceToDevice, stream);
-      if (copied != cudaSuccess) return copied;
-    }
+    GSP_LAUNCH((gather<Index>), blocks, stream, static_cast<const Index*>(p.other),
+               static_cast<const Index*>(p.perm), p.edges, static_cast<Index*>(p.col));
   }
-  GSP_LAUNCH((find_rowptr<Index>), blocks(p.rows + 1), stream, keys, p.edges, p.rows,
-             static_cast<Index*>(p.rowptr));
-  return cudaGetLastError();
+  return find_rowptr(p.wide_index, keys, p.edges, p.rows, p.rowptr, stream);
+}
+
+template <typename Index>
+cudaError_t sorting_bytes(const Grouping& p, int64_t* bytes) {
+  size_t needed = 0;
+  const cudaError_t error = sort<Index>(p, nullptr, nullptr, nullptr, needed, nullptr);
+  *bytes = int64_t(needed + 2 * p.edges * sizeof(Index));
+  return error;
 }
 
 }  // namespace
 
-cudaError_t group_bytes(const Group& p, int64_t* bytes) {
-  size_t needed = 0;
-  cudaError_t error;
-  if (p.wide_index) {
-    int64_t *keys, *values;
-    error = sort<int64_t>(p, nullptr, needed, keys, values, nullptr);
-  } else {
-    int *keys, *values;
-    error = sort<int>(p, nullptr, needed, keys, values, nullptr);
+cudaError_t group_bytes(const Grouping& p, int64_t* bytes) {
+  if (can_count(p)) {
+    *bytes = counting_bytes(p);
+    return cudaSuccess;
   }
-  *bytes = int64_t(needed);
-  return error;
+  return p.wide_index ? sorting_bytes<int64_t>(p, bytes) : sorting_bytes<int>(p, bytes);
 }
 
-cudaError_t group(const Group& p, cudaStream_t stream) {
-  if (p.wide_index) {
-    return p.wide_key ? run<int64_t, int64_t>(p, stream) : run<int, int64_t>(p, stream);
-  }
-  return p.wide_key ? run<int64_t, int>(p, stream) : run<int, int>(p, stream);
+cudaError_t group(const Grouping& p, cudaStream_t stream) {
+  if (can_count(p)) return group_by_counting(p, stream);
+  return p.wide_index ? group_by_sorting<int64_t>(p, stream) : group_by_sorting<int>(p, stream);
 }
 
 }  // namespace gsp::cuda

@@ -5,15 +5,31 @@
 
 #include <cstdint>
 
+#include "common/geometry.h"
 #include "common/types.h"
 
 namespace gsp::cuda {
 
 enum class RowOp { kSum, kMax, kMin, kArgBackward, kTieCount, kTieBackward };
 
+// What becomes of a sum (epilogue.cuh), with the types erased; and where any result goes.
+struct SumEnd {
+  Dtype dtype;  // of the features
+  int width = 0;
+  const void* dst_scale = nullptr;
+  const void* self = nullptr;
+  const void* self_scale = nullptr;
+  const void* bias = nullptr;
+  int64_t self_stride = 0;
+  bool self_scale_by_row = false;
+  bool mean = false;
+  bool relu = false;
+  void* out = nullptr;
+  Dtype out_dtype = dtype;
+};
+
 // Arguments of a row sweep (row_sweep.cuh says what each Op reads), with the types erased.
-struct RowSweep {
-  Dtype dtype;
+struct RowSweep : SumEnd {
   bool wide_index;  // int64 rowptr, col, perm, arg
   const void* rowptr = nullptr;
   const void* col = nullptr;
@@ -24,18 +40,14 @@ struct RowSweep {
   const void* own = nullptr;
   const void* arg = nullptr;
   const void* src_scale = nullptr;
-  const void* dst_scale = nullptr;
-  void* out = nullptr;
-  void* out_wide = nullptr;
   void* out_arg = nullptr;
   int64_t x_stride = 0, other_stride = 0, own_stride = 0;
-  int64_t rows = 0, edges = 0;
-  int width = 0;
+  int64_t rows = 0, edges = 0, cols = 0;
   int heads = 0;  // 0: one weight for all columns
-  bool mean = false;
   int64_t long_row = 0, chunk = 0;
-  const void* items = nullptr;
-  bool listed = false;
+  Geometry geometry = {};  // of item_sweep; lanes 0: chosen by what the work looks like
+  int64_t l2_bytes = 0;
+  const void* items = nullptr;  // null: row_sweep
   int num_items = 0, num_merges = 0, num_slots = 0;
   void* scratch = nullptr;
   void* scratch_arg = nullptr;
@@ -44,8 +56,7 @@ struct RowSweep {
 cudaError_t row_sweep(RowOp op, const RowSweep& p, cudaStream_t stream);
 
 // A sum over PCSR (pcsr_spmm.cuh says what the arrays are), under a configuration <W, F, V, S>.
-struct PcsrSpmm {
-  Dtype dtype;
+struct PcsrSpmm : SumEnd {
   bool wide_rowptr;  // int64
   const void* rowptr = nullptr;
   const void* ptr = nullptr;
@@ -55,15 +66,11 @@ struct PcsrSpmm {
   const void* weight = nullptr;
   const void* x = nullptr;
   const void* src_scale = nullptr;
-  const void* dst_scale = nullptr;
-  void* out = nullptr;
   void* scratch = nullptr;
   int64_t x_stride = 0;
   int64_t rows = 0, pieces = 0, vectors = 0;
   int64_t num_merges = 0;
-  int width = 0;
-  int heads = 0;  // 0: one weight for all columns
-  bool mean = false;
+  int heads = 0;   // 0: one weight for all columns
   int warps = 4;   // W: of a block
   int fold = 1;    // F: vectors of columns a thread, at most
   int height = 1;  // V: rows of a panel
@@ -108,25 +115,81 @@ struct EdgeSoftmax {
 
 cudaError_t edge_softmax(const EdgeSoftmax& p, cudaStream_t stream);
 
-// out: [first bad position or -1, whether dst never decreases, unused]
-cudaError_t check_coo(bool wide_index, const void* dst, const void* src, int64_t dst_stride,
-                      int64_t src_stride, int64_t edges, int64_t num_dst, int64_t num_src,
-                      int64_t* out, cudaStream_t stream);
-
-// A stable grouping of `key` (all in [0, rows)): rowptr [rows + 1], and in `values` the position of
-// each entry, by row.
-struct Group {
-  bool wide_index;  // int64 rowptr, keys and values
-  bool wide_key;
-  const void* key = nullptr;
-  int64_t key_stride = 1, edges = 0, rows = 0;
-  void *keys = nullptr, *more_keys = nullptr, *values = nullptr, *more_values = nullptr;  // [edges]
-  void* rowptr = nullptr;
-  void* temporary = nullptr;
-  int64_t temporary_bytes = 0;
+// An edge list that is checked, and copied in the index type. `fact`, one word on the device, is
+// what `read_fact` reads.
+struct CheckCoo {
+  bool wide_key;  // dst and src are int64
+  bool wide_index;
+  const void* dst = nullptr;
+  const void* src = nullptr;
+  int64_t dst_stride = 1, src_stride = 1;
+  int64_t edges = 0, num_dst = 0, num_src = 0;
+  void* own_dst = nullptr;
+  void* own_src = nullptr;
+  void* fact = nullptr;
 };
 
-cudaError_t group_bytes(const Group& p, int64_t* bytes);  // that `temporary` must have
-cudaError_t group(const Group& p, cudaStream_t stream);
+struct CooFacts {
+  int64_t first_bad;  // or -1
+  bool sorted;        // dst never decreases
+};
+
+cudaError_t check_coo(const CheckCoo& p, cudaStream_t stream);
+CooFacts read_fact(int64_t fact);
+
+// Two vectors of one length; `fact`, one word, becomes 0 where they differ.
+struct Compare {
+  bool wide_a, wide_b;
+  const void* a = nullptr;
+  const void* b = nullptr;
+  int64_t a_stride = 1, b_stride = 1;
+  int64_t size = 0;
+  void* fact = nullptr;
+};
+
+cudaError_t compare(const Compare& p, cudaStream_t stream);
+
+// rowptr [rows + 1] of keys that never decrease.
+cudaError_t find_rowptr(bool wide_index, const void* key, int64_t edges, int64_t rows, void* rowptr,
+                        cudaStream_t stream);
+
+// Edges grouped by `key` (all in [0, rows)), the order within a row kept: rowptr [rows + 1], and
+// for each place in row order which edge it was (perm) and its `other` (col). All of one index
+// type.
+struct Grouping {
+  bool wide_index;
+  const void* key = nullptr;
+  const void* other = nullptr;
+  int64_t edges = 0, rows = 0;
+  void* rowptr = nullptr;
+  void* col = nullptr;
+  void* perm = nullptr;
+  void* scratch = nullptr;
+  int64_t scratch_bytes = 0;
+};
+
+cudaError_t group_bytes(const Grouping& p, int64_t* bytes);  // that `scratch` must have
+cudaError_t group(const Grouping& p, cudaStream_t stream);
+
+// One of its two ways, for graphs whose counts every block can add up by itself.
+constexpr int64_t kMaxCounted = 1 << 18;  // edges, and rows
+bool can_count(const Grouping& p);
+int64_t counting_bytes(const Grouping& p);
+cudaError_t group_by_counting(const Grouping& p, cudaStream_t stream);
+
+// Gathers of the rows of x that col names, in that order, with no row structure at all; the limit
+// that products are measured against (speed_of_light.cuh).
+struct SpeedOfLight {
+  Dtype dtype;
+  const void* col = nullptr;
+  const void* weight = nullptr;
+  const void* x = nullptr;
+  void* out = nullptr;  // [rows, width]
+  int64_t x_stride = 0;
+  int64_t rows = 0, edges = 0, run = 0;
+  int width = 0;
+};
+
+cudaError_t speed_of_light(const SpeedOfLight& p, cudaStream_t stream);
 
 }  // namespace gsp::cuda

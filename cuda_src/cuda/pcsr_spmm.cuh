@@ -9,6 +9,7 @@
 // `pcsr_merge` adds them in a fixed order, so no float is ever added atomically.
 #pragma once
 
+#include "cuda/epilogue.cuh"
 #include "cuda/vec.cuh"
 
 namespace gsp::cuda {
@@ -25,9 +26,8 @@ struct PcsrArgs {
   const T* weight;      // [fours * 4, kRows, heads], or null
   const T* x;           // gathered by column
   const acc_t<T>* src_scale;
-  const acc_t<T>* dst_scale;
+  Epilogue<T> epilogue;
   const void* rowptr;  // of the CSR matrix: lengths of rows, for a mean
-  T* out;              // [rows, width]
   acc_t<T>* scratch;   // [slots, kRows, width]
   int64_t rows;
   int64_t pieces;
@@ -37,7 +37,6 @@ struct PcsrArgs {
   int heads;       // 1 where a weight belongs to all columns
   int head_width;  // columns a head
   bool wide_rowptr;
-  bool mean;
   // geometry
   int log_lanes;
   int log_parallel;  // groups that share a piece
@@ -50,31 +49,10 @@ enum class PcsrFactor { kNone, kWeight, kColumn, kAny };
 // Edges of a row, where a mean asks for them.
 template <typename T>
 __device__ __forceinline__ int64_t length_of(const PcsrArgs<T>& a, int row) {
-  if (!a.mean) return 0;
+  if (!a.epilogue.mean) return 0;
   const auto* wide = static_cast<const int64_t*>(a.rowptr);
   const auto* narrow = static_cast<const int*>(a.rowptr);
   return a.wide_rowptr ? wide[row + 1] - wide[row] : narrow[row + 1] - narrow[row];
-}
-
-// Writes columns [column, column + kVec) of a row of `length` edges, whose sums are `v`.
-template <int kVec, typename T>
-__device__ __forceinline__ void finish_sum(const PcsrArgs<T>& a, int64_t row, int64_t length,
-                                           int column, acc_t<T> (&v)[kVec]) {
-  using Acc = acc_t<T>;
-  if (a.mean) {
-    const Acc count = Acc(length > 1 ? length : 1);
-#pragma unroll
-    for (int i = 0; i < kVec; ++i) v[i] /= count;
-  }
-  if (a.dst_scale != nullptr) {
-    const Acc scale = a.dst_scale[row];
-#pragma unroll
-    for (int i = 0; i < kVec; ++i) v[i] *= scale;
-  }
-  Vec<T, kVec> o;
-#pragma unroll
-  for (int i = 0; i < kVec; ++i) o.v[i] = narrow<T>(v[i]);
-  store<T, kVec>(a.out + row * a.width + column, o);
 }
 
 // What a group adds up of a piece: kFold vectors of columns a thread.
@@ -103,11 +81,12 @@ struct PcsrPiece {
   }
 
   // Adds the fours begin, begin + step, ... below end. base: row 0 of x at columns `at`.
-  static __device__ __forceinline__ void add(const PcsrArgs<T>& a, const char* const (&base)[kFold],
+  static __device__ __forceinline__ void add(const PcsrArgs<T>& a, const T* const (&base)[kFold],
                                              const int (&at)[kFold], int begin, int end, int step,
                                              Sums& sum) {
     constexpr unsigned kAnyRow = (1u << kRows) - 1;
-    const unsigned stride = kept(a.x_stride);
+    unsigned stride = a.x_stride;
+    keep(stride);
     Vec<unsigned, kPcsrFour> next = columns(a, begin, end);
     for (int four = begin; four < end; four += step) {
       const Vec<unsigned, kPcsrFour> now = next;
@@ -124,8 +103,7 @@ struct PcsrPiece {
           const bool ok = (entry & kAnyRow) != 0;
 #pragma unroll
           for (int k = 0; k < kFold; ++k) {
-            const char* const from = base[k] + uint64_t(col) * stride;
-            x[u][k] = load_if<T, kVec>(ok, reinterpret_cast<const T*>(from));
+            x[u][k] = load_if<T, kVec>(ok, row_of(base[k], col, stride));
           }
           if constexpr (kFactor == PcsrFactor::kColumn) {
             scale[u] = load_if<Acc, 1>(ok, a.src_scale + col).v[0];
@@ -171,7 +149,7 @@ __global__ void __launch_bounds__(kThreads, PcsrPiece<T, kRows, kVec, kFold, kFa
     pcsr_spmm(const __grid_constant__ PcsrArgs<T> a) {
   using Piece = PcsrPiece<T, kRows, kVec, kFold, kFactor>;
   const int thread = int(threadIdx.x), lanes = 1 << a.log_lanes;
-  const char* base[kFold];
+  const T* base[kFold];
   int at[kFold];
   bool active[kFold];
 #pragma unroll
@@ -179,7 +157,8 @@ __global__ void __launch_bounds__(kThreads, PcsrPiece<T, kRows, kVec, kFold, kFa
     const int column = ((int(blockIdx.y) * kFold + k) * lanes + (thread & (lanes - 1))) * kVec;
     active[k] = column < a.width;
     at[k] = active[k] ? column : 0;
-    base[k] = kept(reinterpret_cast<const char*>(a.x + at[k]));
+    base[k] = a.x + at[k];
+    keep(base[k]);
   }
   const int64_t piece =
       (int64_t(blockIdx.x) * blockDim.x + thread) >> (a.log_lanes + a.log_parallel);
@@ -224,7 +203,7 @@ __global__ void __launch_bounds__(kThreads, PcsrPiece<T, kRows, kVec, kFold, kFa
 #pragma unroll
         for (int i = 0; i < kVec; ++i) to[i] = sum[r][k][i];
       } else {
-        finish_sum<kVec>(a, row[r], length, at[k], sum[r][k]);
+        finish_sum<kVec>(a.epilogue, row[r], length, at[k], sum[r][k]);
       }
     }
   }
@@ -270,7 +249,7 @@ __global__ void __launch_bounds__(kThreads) pcsr_merge(const __grid_constant__ P
 #pragma unroll
     for (int i = 0; i < kVec; ++i) sum[i] += part[g][lane][i];
   }
-  finish_sum<kVec>(a, row, length_of(a, row), at, sum);
+  finish_sum<kVec>(a.epilogue, row, length_of(a, row), at, sum);
 }
 
 }  // namespace gsp::cuda

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "cuda/geometry.h"
+#include "cuda/alignment.h"
 #include "cuda/launch.h"
 #include "cuda/pcsr_spmm.cuh"
 
@@ -14,8 +14,7 @@ namespace gsp::cuda {
 template <typename T>
 bool can_move(const PcsrSpmm& p, int vec, bool natural) {
   return p.width % vec == 0 && (p.heads <= 1 || p.width / p.heads % vec == 0) &&
-         (natural ||
-          (aligned(p.x, p.x_stride, vec, sizeof(T)) && aligned(p.out, p.width, vec, sizeof(T))));
+         (natural || (aligned(p.x, p.x_stride, vec, sizeof(T)) && can_finish(p, vec, sizeof(T))));
 }
 
 template <typename T>
@@ -28,9 +27,8 @@ PcsrArgs<T> typed(const PcsrSpmm& p) {
   a.weight = static_cast<const T*>(p.weight);
   a.x = static_cast<const T*>(p.x);
   a.src_scale = static_cast<const acc_t<T>*>(p.src_scale);
-  a.dst_scale = static_cast<const acc_t<T>*>(p.dst_scale);
+  a.epilogue = epilogue_of<T>(p);
   a.rowptr = p.rowptr;
-  a.out = static_cast<T*>(p.out);
   a.scratch = static_cast<acc_t<T>*>(p.scratch);
   a.x_stride = unsigned(p.x_stride * int64_t(sizeof(T)));
   a.rows = p.rows;
@@ -40,23 +38,20 @@ PcsrArgs<T> typed(const PcsrSpmm& p) {
   a.heads = p.heads > 0 ? p.heads : 1;
   a.head_width = p.width / a.heads;
   a.wide_rowptr = p.wide_rowptr;
-  a.mean = p.mean;
   return a;
 }
 
 template <typename T, int kRows, int kVec, int kFold, PcsrFactor kFactor>
 cudaError_t launch_pcsr(const PcsrSpmm& p, cudaStream_t stream) {
   auto a = typed<T>(p);
-  const int64_t vectors = (p.width + kVec - 1) / kVec;
-  a.log_lanes = std::min(log2_ceil((vectors + kFold - 1) / kFold), 5);
+  a.log_lanes = std::min(log2_ceil(divide_up(divide_up(p.width, kVec), kFold)), 5);
   // Several groups share a piece where pieces are long enough to keep each busy for several fours.
   while (a.log_lanes + a.log_parallel < 5 && p.vectors / p.pieces >= int64_t(4 * kPcsrFour)
                                                                          << a.log_parallel)
     ++a.log_parallel;
   const int64_t groups = int64_t(p.warps) * 32 >> (a.log_lanes + a.log_parallel);
   const int64_t per_tile = int64_t(kVec) * kFold << a.log_lanes;
-  const dim3 grid(unsigned((p.pieces + groups - 1) / groups),
-                  unsigned((p.width + per_tile - 1) / per_tile));
+  const dim3 grid(unsigned(divide_up(p.pieces, groups)), unsigned(divide_up(p.width, per_tile)));
   GSP_LAUNCH_BLOCKS((pcsr_spmm<T, kRows, kVec, kFold, kFactor>), grid, unsigned(p.warps * 32),
                     stream, a);
   return cudaGetLastError();
@@ -64,8 +59,8 @@ cudaError_t launch_pcsr(const PcsrSpmm& p, cudaStream_t stream) {
 
 template <typename T, int kVec>
 cudaError_t launch_pcsr_merge(const PcsrSpmm& p, cudaStream_t stream) {
-  const int64_t per_tile = kMergeLanes * kVec;
-  const dim3 grid(unsigned(p.num_merges * p.height), unsigned((p.width + per_tile - 1) / per_tile));
+  const dim3 grid(unsigned(p.num_merges * p.height),
+                  unsigned(divide_up(p.width, kMergeLanes * kVec)));
   GSP_LAUNCH((pcsr_merge<T, kVec>), grid, stream, typed<T>(p));
   return cudaGetLastError();
 }
@@ -109,8 +104,9 @@ cudaError_t pcsr_of(const PcsrSpmm& p, cudaStream_t stream) {
       p.height == 1 ? choose_pcsr<T, 1>(p, stream) : choose_pcsr<T, 2>(p, stream);
   if (error != cudaSuccess || p.num_merges == 0) return error;
   constexpr int kWide = 16 / sizeof(acc_t<T>);
-  return p.width % kWide == 0 ? launch_pcsr_merge<T, kWide>(p, stream)
-                              : launch_pcsr_merge<T, 1>(p, stream);
+  return p.width % kWide == 0 && can_finish(p, kWide, sizeof(T))
+             ? launch_pcsr_merge<T, kWide>(p, stream)
+             : launch_pcsr_merge<T, 1>(p, stream);
 }
 
 }  // namespace gsp::cuda

@@ -2,18 +2,23 @@
 // column.
 //
 // A group of `lanes` threads covers the columns of a row, 16 bytes a thread where alignment allows;
-// `parallel` such groups share a short row, each taking every `parallel`-th edge, with kUnroll
-// gathers in flight a thread. A row of more than `long_row` edges would be a chain of dependent
-// gathers, so a whole block sweeps it, `chunk` edges at a time. A warm plan lists these rows
-// (items): each gets blocks of its own, one a chunk, and the blocks of short rows never wait for
-// one another. A row of several chunks leaves partial results in scratch, and `merge_chunks` folds
-// them in ascending order, which is also what a single block does under a cold plan. So a plan
-// never changes a bit, no float is ever added atomically, and the order of a sum depends on the
-// row, the width and the parameters alone.
+// `parallel` such groups share a row, each taking every `parallel`-th edge, with kUnroll gathers in
+// flight a thread. Two kernels differ in how rows are handed out:
+//
+// - `row_sweep` needs nothing but the CSR arrays. A row of more than `long_row` edges would be a
+//   chain of dependent gathers, so a whole block sweeps it, `chunk` edges at a time.
+// - `item_sweep` follows a warm plan's list of items, each a row or a piece of one of at most
+//   `chunk` edges, sorted by length within short windows: the groups of a warp end together, and
+//   rows that lie together are still swept together. A row of several pieces leaves partial results
+//   in scratch, and `merge_pieces` folds them in ascending order.
+//
+// No float is ever added atomically: the order of a sum depends on the row, the width and the
+// parameters alone.
 #pragma once
 
 #include <type_traits>
 
+#include "cuda/epilogue.cuh"
 #include "cuda/vec.cuh"
 
 namespace gsp::cuda {
@@ -30,26 +35,24 @@ struct SweepArgs {
   const T* own;       // read by row
   const Index* arg;   // gathered by column
   const acc_t<T>* src_scale;
-  const acc_t<T>* dst_scale;
-  T* out;
-  acc_t<T>* out_wide;  // instead of out, where the result has the accumulation type
+  Epilogue<T> epilogue;  // of sums; it has the output of all
   Index* out_arg;
-  int64_t x_stride;      // elements between rows of x
-  int64_t other_stride;  // of other
-  int64_t own_stride;    // of own
+  // Bytes between rows of what is gathered. As wide as indices, so that an address takes one
+  // multiply-add.
+  Index x_stride;
+  Index other_stride;
+  int64_t own_stride;
   int64_t rows;
   int width;
   int heads;       // 1 where a weight belongs to all columns
   int head_width;  // columns a head
-  bool mean;
   // geometry
   int log_lanes;
   int log_parallel;
-  int64_t long_row;
+  int64_t long_row;  // 0: no row is too long for a group
   int64_t chunk;
-  const int4* items;  // {row, begin, end, slot or -1} of num_items chunks, then {row, first slot,
-                      // end slot, -} of rows
-  bool listed;        // whether items hold every long row
+  const int4* items;  // {row, begin, end, slot or -1} of num_items pieces, then {row, first slot,
+                      // end slot, -} of split rows
   int num_items;
   int num_merges;
   acc_t<T>* scratch;   // [slots, width]
@@ -94,12 +97,25 @@ struct OpBase {
   // Gathers wait for memory: the more warps wait at once the better, as long as nothing spills. So
   // many blocks share a multiprocessor, and a thread has at most 65536 / (256 * kBlocks) registers.
   static constexpr int kBlocks = kVec == 8 ? 2 : 4;
+  static constexpr int kItemBlocks = 2 * kBlocks;
+
+  // What is read of an edge before anything that its column leads to.
+  struct Tap {
+    Index col;
+  };
+  static __device__ __forceinline__ Tap tap(const Args& a, Position<Index> j, bool ok) {
+    return {ok ? a.col[j] : Index(0)};
+  }
 
   // For the Ops that are not instantiated per weighting.
   static __device__ __forceinline__ Acc weight_of(const Args& a, Position<Index> j, int column) {
     return a.weight == nullptr ? Acc(1)
                                : widen<T>(a.weight[int64_t(j) * a.heads + column / a.head_width]);
   }
+  // Called where the geometry is not known to the compiler.
+  template <typename Row>
+  static __device__ __forceinline__ void settle(Row&) {}
+
   // A message before it is multiplied and rounded.
   struct Message {
     Acc w[kFold];
@@ -107,10 +123,9 @@ struct OpBase {
   };
   static __device__ __forceinline__ void gather_message(const Args& a, Position<Index> j, Index col,
                                                         bool ok, const Cols& c, Message& m) {
-    const T* x = a.x + int64_t(col) * a.x_stride;
 #pragma unroll
     for (int k = 0; k < kFold; ++k) {
-      m.x[k] = load_if<T, kVec>(ok, x + c.at[k]);
+      m.x[k] = load_if<T, kVec>(ok, row_of(a.x + c.at[k], col, a.x_stride));
       m.w[k] = ok ? weight_of(a, j, c.at[k]) : Acc(0);
     }
   }
@@ -154,7 +169,17 @@ struct AddOp : OpBase<T, Index, kVec, kFold> {
     }
     return o;
   }
-  // One word of the State at a time, through shared memory or scratch.
+  // A vector of the State to scratch, and back.
+  static __device__ __forceinline__ void save_vector(const State& s, int k, Acc* v, Index*) {
+    store_wide<Acc, kVec>(v, s.v[k]);
+  }
+  static __device__ __forceinline__ void restore_vector(State& s, int k, const Acc* v,
+                                                        const Index*) {
+    const Vec<Acc, kVec> all = load_wide_if<Acc, kVec>(true, v);
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) s.v[k][i] = all.v[i];
+  }
+  // One word of the State at a time, through shared memory.
   static __device__ __forceinline__ void save(const State& s, int k, int i, Acc* v, Index*) {
     *v = s.v[k][i];
   }
@@ -163,27 +188,11 @@ struct AddOp : OpBase<T, Index, kVec, kFold> {
     s.v[k][i] = *v;
   }
 
-  static __device__ __forceinline__ void finish(const Args& a, const State& s, int64_t row,
+  static __device__ __forceinline__ void finish(const Args& a, State& s, int64_t row,
                                                 int64_t length, const Cols& c) {
-    const Acc scale = a.dst_scale == nullptr ? Acc(1) : a.dst_scale[row];
-    const Acc count = a.mean ? Acc(length > 1 ? length : 1) : Acc(1);
 #pragma unroll
     for (int k = 0; k < kFold; ++k) {
-      if (!c.active[k]) continue;
-      const int64_t at = row * a.width + c.at[k];
-      Vec<T, kVec> o;
-#pragma unroll
-      for (int i = 0; i < kVec; ++i) {
-        Acc v = s.v[k][i];
-        if (a.mean) v /= count;
-        if (a.dst_scale != nullptr) v *= scale;
-        if (a.out_wide != nullptr) {
-          a.out_wide[at + i] = v;
-        } else {
-          o.v[i] = narrow<T>(v);
-        }
-      }
-      if (a.out_wide == nullptr) store<T, kVec>(a.out + at, o);
+      if (c.active[k]) finish_sum<kVec>(a.epilogue, row, length, c.at[k], s.v[k]);
     }
   }
 };
@@ -199,35 +208,66 @@ struct SumOp : AddOp<T, Index, kVec, kFold> {
   static constexpr bool kByHead = kWeighting == Weighting::kHeads;
   static constexpr int kUnroll = kByHead && kFold == 2 ? 2 : 4;
   static constexpr bool kPlain = kWeighting == Weighting::kNone || kWeighting == Weighting::kScalar;
-  static constexpr int kBlocks = kVec == 4 && sizeof(T) == 4 && kPlain ? (kFold == 1 ? 6 : 3)
-                                 : kVec == 8                           ? (kFold == 1 ? 3 : 2)
+  static constexpr int kBlocks = kVec == 4 && sizeof(T) == 4 && kPlain            ? 6
+                                 : kVec == 8                                      ? 3
                                  : kPlain && sizeof(T) <= 4 && sizeof(Index) == 4 ? 4
                                                                                   : 2;
+  // Measured: 48 warps a multiprocessor are best, 32 where a thread has twice the columns.
+  static constexpr int kItemBlocks = kByHead || sizeof(T) == 8 ? 4
+                                     : kVec == 8               ? (kFold == 1 ? 6 : 4)
+                                     : kFold == 1              ? (kPlain ? 12 : 10)
+                                                               : (kPlain ? 8 : 6);
+  static constexpr bool kByEdge =
+      kWeighting == Weighting::kScalar || kWeighting == Weighting::kScalarColumn;
 
-  struct Row {};
+  struct ColumnAndWeight {
+    Index col;
+    Acc w;
+  };
+  using Tap = std::conditional_t<kByEdge, ColumnAndWeight, typename Base::Tap>;
+  static __device__ __forceinline__ Tap tap(const Args& a, Position<Index> j, bool ok) {
+    if constexpr (kByEdge) {
+      return {ok ? a.col[j] : Index(0), ok ? widen<T>(a.weight[j]) : Acc(0)};
+    } else {
+      return Base::tap(a, j, ok);
+    }
+  }
+
+  struct Row {
+    const T* x[kFold];  // the thread's columns of row 0
+    Index stride;
+  };
   struct Edge {
     Acc w[kByHead ? kFold : 1];
     Vec<T, kVec> x[kFold];
   };
-  static __device__ __forceinline__ void begin(const Args&, int64_t, const Cols&, Row&) {}
-  static __device__ __forceinline__ void gather(const Args& a, const Row&, Position<Index> j,
-                                                Index col, bool ok, const Cols& c, Edge& e) {
-    const T* x = a.x + int64_t(col) * a.x_stride;
+  static __device__ __forceinline__ void begin(const Args& a, int64_t, const Cols& c, Row& r) {
+    r.x[0] = a.x + c.at[0];
+    r.stride = a.x_stride;
+    keep(r.x[0]);
 #pragma unroll
-    for (int k = 0; k < kFold; ++k) e.x[k] = load_if<T, kVec>(ok, x + c.at[k]);
+    for (int k = 1; k < kFold; ++k) r.x[k] = r.x[0] + (c.at[k] - c.at[0]);
+  }
+  static __device__ __forceinline__ void settle(Row& r) {
+    keep(r.stride);
+#pragma unroll
+    for (int k = 1; k < kFold; ++k) keep(r.x[k]);
+  }
+  static __device__ __forceinline__ void gather(const Args& a, const Row& r, Position<Index> j,
+                                                const Tap& t, bool ok, const Cols& c, Edge& e) {
+#pragma unroll
+    for (int k = 0; k < kFold; ++k) e.x[k] = load_if<T, kVec>(ok, row_of(r.x[k], t.col, r.stride));
     if constexpr (kByHead) {
 #pragma unroll
       for (int k = 0; k < kFold; ++k) {
         e.w[k] = ok ? widen<T>(a.weight[int64_t(j) * a.heads + c.at[k] / a.head_width]) : Acc(0);
-        if (ok && a.src_scale != nullptr) e.w[k] *= a.src_scale[col];
+        if (ok && a.src_scale != nullptr) e.w[k] *= a.src_scale[t.col];
       }
     } else {
       e.w[0] = Acc(1);
-      if constexpr (kWeighting == Weighting::kScalar || kWeighting == Weighting::kScalarColumn) {
-        e.w[0] = ok ? widen<T>(a.weight[j]) : Acc(0);
-      }
+      if constexpr (kByEdge) e.w[0] = t.w;
       if constexpr (kWeighting == Weighting::kColumn || kWeighting == Weighting::kScalarColumn) {
-        e.w[0] *= ok ? a.src_scale[col] : Acc(0);
+        e.w[0] *= ok ? a.src_scale[t.col] : Acc(0);
       }
     }
   }
@@ -255,8 +295,10 @@ struct ExtremumOp : OpBase<T, Index, kVec, kFold> {
   using typename Base::Acc;
   using typename Base::Args;
   using typename Base::Cols;
+  using typename Base::Tap;
   using Best = Reducer<kReduce, Acc, Index>;
   static constexpr bool kHasArg = true;
+  static constexpr int kBlocks = kVec == 8 ? 2 : 3;
   static constexpr int kUnroll = 4;
 
   struct State {
@@ -293,6 +335,24 @@ struct ExtremumOp : OpBase<T, Index, kVec, kFold> {
     }
     return o;
   }
+  static __device__ __forceinline__ void save_vector(const State& s, int k, Acc* v, Index* p) {
+    Acc values[kVec];
+    Index positions[kVec];
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) {
+      values[i] = s.v[k][i].value;
+      positions[i] = s.v[k][i].position;
+    }
+    store_wide<Acc, kVec>(v, values);
+    store_wide<Index, kVec>(p, positions);
+  }
+  static __device__ __forceinline__ void restore_vector(State& s, int k, const Acc* v,
+                                                        const Index* p) {
+    const Vec<Acc, kVec> values = load_wide_if<Acc, kVec>(true, v);
+    const Vec<Index, kVec> positions = load_wide_if<Index, kVec>(true, p);
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) s.v[k][i] = {values.v[i], positions.v[i]};
+  }
   static __device__ __forceinline__ void save(const State& s, int k, int i, Acc* v, Index* p) {
     *v = s.v[k][i].value;
     *p = s.v[k][i].position;
@@ -304,8 +364,8 @@ struct ExtremumOp : OpBase<T, Index, kVec, kFold> {
   }
   static __device__ __forceinline__ void begin(const Args&, int64_t, const Cols&, Row&) {}
   static __device__ __forceinline__ void gather(const Args& a, const Row&, Position<Index> j,
-                                                Index col, bool ok, const Cols& c, Edge& e) {
-    Base::gather_message(a, j, col, ok, c, e);
+                                                const Tap& t, bool ok, const Cols& c, Edge& e) {
+    Base::gather_message(a, j, t.col, ok, c, e);
   }
   static __device__ __forceinline__ void update(State& s, const Row&, const Edge& e, Index j,
                                                 bool ok) {
@@ -332,7 +392,7 @@ struct ExtremumOp : OpBase<T, Index, kVec, kFold> {
           a.out_arg[at + i] = length == 0 ? Index(-1) : a.perm == nullptr ? p : a.perm[p];
         }
       }
-      store<T, kVec>(a.out + at, o);
+      store<T, kVec>(static_cast<T*>(a.epilogue.out) + at, o);
     }
   }
 };
@@ -346,6 +406,7 @@ struct ArgBackwardOp : AddOp<T, Index, kVec, kFold> {
   using typename Base::Args;
   using typename Base::Cols;
   using typename Base::State;
+  using typename Base::Tap;
   static constexpr int kUnroll = 2;
 
   struct Row {};
@@ -357,11 +418,12 @@ struct ArgBackwardOp : AddOp<T, Index, kVec, kFold> {
   };
   static __device__ __forceinline__ void begin(const Args&, int64_t, const Cols&, Row&) {}
   static __device__ __forceinline__ void gather(const Args& a, const Row&, Position<Index> j,
-                                                Index col, bool ok, const Cols& c, Edge& e) {
+                                                const Tap& t, bool ok, const Cols& c, Edge& e) {
+    const Index col = t.col;
     e.id = a.perm == nullptr ? Index(j) : ok ? a.perm[j] : Index(0);
 #pragma unroll
     for (int k = 0; k < kFold; ++k) {
-      e.g[k] = load_if<T, kVec>(ok, a.x + int64_t(col) * a.x_stride + c.at[k]);
+      e.g[k] = load_if<T, kVec>(ok, row_of(a.x + c.at[k], col, a.x_stride));
       e.arg[k] = load_wide_if<Index, kVec>(ok, a.arg + int64_t(col) * a.width + c.at[k]);
       e.w[k] = ok ? Base::weight_of(a, j, c.at[k]) : Acc(0);
     }
@@ -385,6 +447,7 @@ struct TieCountOp : AddOp<T, Index, kVec, kFold> {
   using typename Base::Args;
   using typename Base::Cols;
   using typename Base::State;
+  using typename Base::Tap;
   static constexpr int kUnroll = 2;
 
   struct Row {
@@ -396,8 +459,8 @@ struct TieCountOp : AddOp<T, Index, kVec, kFold> {
     for (int k = 0; k < kFold; ++k) r.best[k] = load<T, kVec>(a.own + row * a.own_stride + c.at[k]);
   }
   static __device__ __forceinline__ void gather(const Args& a, const Row&, Position<Index> j,
-                                                Index col, bool ok, const Cols& c, Edge& e) {
-    Base::gather_message(a, j, col, ok, c, e);
+                                                const Tap& t, bool ok, const Cols& c, Edge& e) {
+    Base::gather_message(a, j, t.col, ok, c, e);
   }
   static __device__ __forceinline__ void update(State& s, const Row& r, const Edge& e, Index,
                                                 bool ok) {
@@ -422,6 +485,7 @@ struct TieBackwardOp : AddOp<T, Index, kVec, kFold> {
   using typename Base::Args;
   using typename Base::Cols;
   using typename Base::State;
+  using typename Base::Tap;
   static constexpr int kUnroll = 2;
 
   struct Row {
@@ -437,11 +501,12 @@ struct TieBackwardOp : AddOp<T, Index, kVec, kFold> {
     for (int k = 0; k < kFold; ++k) r.x[k] = load<T, kVec>(a.own + row * a.own_stride + c.at[k]);
   }
   static __device__ __forceinline__ void gather(const Args& a, const Row&, Position<Index> j,
-                                                Index col, bool ok, const Cols& c, Edge& e) {
+                                                const Tap& t, bool ok, const Cols& c, Edge& e) {
+    const Index col = t.col;
 #pragma unroll
     for (int k = 0; k < kFold; ++k) {
-      e.g[k] = load_if<T, kVec>(ok, a.x + int64_t(col) * a.x_stride + c.at[k]);
-      e.best[k] = load_if<T, kVec>(ok, a.other + int64_t(col) * a.other_stride + c.at[k]);
+      e.g[k] = load_if<T, kVec>(ok, row_of(a.x + c.at[k], col, a.x_stride));
+      e.best[k] = load_if<T, kVec>(ok, row_of(a.other + c.at[k], col, a.other_stride));
       e.w[k] = ok ? Base::weight_of(a, j, c.at[k]) : Acc(0);
     }
   }
@@ -463,27 +528,47 @@ struct TieBackwardOp : AddOp<T, Index, kVec, kFold> {
 // --------------------------------------------------------------------------------------------------
 
 // Edges first, first + step, ... below end, in ascending order, kUnroll of them in flight: all
-// their columns are asked for before the first is needed, then all their rows of x.
-template <typename Op>
+// their columns are asked for before the first is needed, then all their rows of x. For rows of
+// many rounds (kLong) the columns of the next round are asked for before this round's rows are
+// used, and only the last round asks which of its edges there are.
+template <typename Op, bool kLong = false>
 __device__ __forceinline__ void sweep(const typename Op::Args& a, typename Op::State& s,
                                       const typename Op::Row& row, const typename Op::Cols& c,
                                       Position<typename Op::Idx> first,
                                       Position<typename Op::Idx> end, unsigned step) {
   using Index = typename Op::Idx;
+  using Pos = Position<Index>;
+  constexpr int kUnroll = Op::kUnroll;
   Op::init(s, first < end ? Index(first) : kNoPosition<Index>);
-  for (auto j = first; j < end; j += step * Op::kUnroll) {
-    Index col[Op::kUnroll];
-    bool ok[Op::kUnroll];
-    typename Op::Edge e[Op::kUnroll];
+  typename Op::Tap tap[kUnroll];
+  typename Op::Edge e[kUnroll];
+  const auto fetch = [&](Pos j) {
 #pragma unroll
-    for (int u = 0; u < Op::kUnroll; ++u) {
+    for (int u = 0; u < kUnroll; ++u) tap[u] = Op::tap(a, j + u * step, j + u * step < end);
+  };
+  Pos j = first;
+  if constexpr (kLong) {
+    fetch(j);
+    for (; j + (kUnroll - 1) * step < end; j += step * kUnroll) {
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) Op::gather(a, row, j + u * step, tap[u], true, c, e[u]);
+      fetch(j + step * kUnroll);
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) Op::update(s, row, e[u], Index(j + u * step), true);
+    }
+  } else {
+    keep(step);
+  }
+  for (; j < end; j += step * kUnroll) {
+    if constexpr (!kLong) fetch(j);
+    bool ok[kUnroll];
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
       ok[u] = j + u * step < end;
-      col[u] = ok[u] ? a.col[j + u * step] : Index(0);
+      Op::gather(a, row, j + u * step, tap[u], ok[u], c, e[u]);
     }
 #pragma unroll
-    for (int u = 0; u < Op::kUnroll; ++u) Op::gather(a, row, j + u * step, col[u], ok[u], c, e[u]);
-#pragma unroll
-    for (int u = 0; u < Op::kUnroll; ++u) Op::update(s, row, e[u], Index(j + u * step), ok[u]);
+    for (int u = 0; u < kUnroll; ++u) Op::update(s, row, e[u], Index(j + u * step), ok[u]);
   }
 }
 
@@ -528,62 +613,60 @@ __device__ __forceinline__ void block_sweep(const typename Op::Args& a, typename
   __syncthreads();
 }
 
+// kAll: every thread has columns, in every fold.
+template <typename Op, bool kAll = false>
+__device__ __forceinline__ void find_columns(const typename Op::Args& a, int lanes,
+                                             typename Op::Cols& c) {
+  const int first =
+      (int(blockIdx.y) * Op::kFolds * lanes + (int(threadIdx.x) & (lanes - 1))) * Op::kVecSize;
+#pragma unroll
+  for (int k = 0; k < Op::kFolds; ++k) {
+    const int at = first + k * lanes * Op::kVecSize;
+    c.active[k] = kAll || at < a.width;
+    c.at[k] = c.active[k] ? at : 0;
+  }
+}
+
+// Folds the States of the lane groups that share a row, `group` threads.
+template <typename Op>
+__device__ __forceinline__ void merge_groups(int lanes, int group, typename Op::State& s) {
+  for (int d = lanes; d < group; d <<= 1) {
+    const typename Op::State o = Op::shuffle(s, d);
+    Op::merge(s, o);
+  }
+}
+
 template <typename Op>
 __global__ void __launch_bounds__(kThreads, Op::kBlocks)
     row_sweep(const __grid_constant__ typename Op::Args a) {
   using Pos = Position<typename Op::Idx>;
   using State = typename Op::State;
-  constexpr int kVec = Op::kVecSize, kFold = Op::kFolds;
   const int thread = int(threadIdx.x), lanes = 1 << a.log_lanes;
   typename Op::Cols c;
-#pragma unroll
-  for (int k = 0; k < kFold; ++k) {
-    const int at = ((int(blockIdx.y) * kFold + k) * lanes + (thread & (lanes - 1))) * kVec;
-    c.active[k] = at < a.width;
-    c.at[k] = c.active[k] ? at : 0;
-  }
+  find_columns<Op>(a, lanes, c);
   typename Op::Row own;
   State s;
 
-  if (int(blockIdx.x) < a.num_items) {
-    const int4 item = a.items[blockIdx.x];
-    Op::begin(a, item.x, c, own);
-    block_sweep<Op>(a, s, own, c, Pos(item.y), Pos(item.z));
-    if (thread < lanes && item.w < 0) {
-      Op::finish(a, s, item.x, int64_t(item.z) - item.y, c);
-    } else if (thread < lanes) {
-#pragma unroll
-      for (int w = 0; w < kFold * kVec; ++w) {
-        if (!c.active[w / kVec]) continue;
-        const int64_t at = int64_t(item.w) * a.width + c.at[w / kVec] + w % kVec;
-        Op::save(s, w / kVec, w % kVec, a.scratch + at, Op::kHasArg ? a.scratch_arg + at : nullptr);
-      }
-    }
-    return;
-  }
-
   const int log_group = a.log_lanes + a.log_parallel;
-  const int64_t first_row = (int64_t(blockIdx.x) - a.num_items) << (kLogThreads - log_group);
+  const int64_t first_row = int64_t(blockIdx.x) << (kLogThreads - log_group);
   const int64_t row = first_row + (thread >> log_group);
   Pos begin = 0, end = 0;
   if (row < a.rows) {
     begin = Pos(a.rowptr[row]);
     end = Pos(a.rowptr[row + 1]);
   }
-  const bool is_long = int64_t(end - begin) > a.long_row;
+  const bool is_long = a.long_row != 0 && int64_t(end - begin) > a.long_row;
   // Whole warps take part, with empty ranges where a group has nothing to do: the shuffles need
   // every lane.
   const bool here = row < a.rows && !is_long;
   if (here) Op::begin(a, row, c, own);
+  Op::settle(own);
   const int member = (thread >> a.log_lanes) & ((1 << a.log_parallel) - 1);
   sweep<Op>(a, s, own, c, here ? begin + member : Pos(0), here ? end : Pos(0),
             1u << a.log_parallel);
-  for (int d = lanes; d < lanes << a.log_parallel; d <<= 1) {
-    const State o = Op::shuffle(s, d);
-    Op::merge(s, o);
-  }
+  merge_groups<Op>(lanes, 1 << log_group, s);
   if (here && member == 0) Op::finish(a, s, row, int64_t(end - begin), c);
-  if (a.listed || !__syncthreads_or(is_long)) return;
+  if (a.long_row == 0 || !__syncthreads_or(is_long)) return;
 
   const int64_t stop = first_row + (kThreads >> log_group);
   for (int64_t r = first_row; r < stop && r < a.rows; ++r) {
@@ -606,25 +689,72 @@ __global__ void __launch_bounds__(kThreads, Op::kBlocks)
   }
 }
 
-// Folds the chunks of each split row, one thread a vector of columns.
+// kLogLanes, kLogParallel: the geometry, where it is worth an instantiation of its own, for widths
+// that it divides; -1: as the arguments say.
+template <typename Op, int kLogLanes, int kLogParallel>
+__global__ void __launch_bounds__(kItemThreads, Op::kItemBlocks)
+    item_sweep(const __grid_constant__ typename Op::Args a) {
+  using Pos = Position<typename Op::Idx>;
+  constexpr bool kFixed = kLogLanes >= 0;
+  const unsigned thread = threadIdx.x;
+  const int log_lanes = kFixed ? kLogLanes : a.log_lanes;
+  const int log_group = log_lanes + (kFixed ? kLogParallel : a.log_parallel);
+  typename Op::Cols c;
+  find_columns<Op, kFixed>(a, 1 << log_lanes, c);
+  const unsigned at = (blockIdx.x << (kLogItemThreads - log_group)) + (thread >> log_group);
+  const bool here = at < unsigned(a.num_items);
+  const int4 item = here ? a.items[at] : make_int4(0, 0, 0, 0);
+  typename Op::Row own;
+  typename Op::State s;
+  if (here) Op::begin(a, item.x, c, own);
+  if constexpr (!kFixed) Op::settle(own);
+  const unsigned parallel = 1u << (log_group - log_lanes);
+  const unsigned member = (thread >> log_lanes) & (parallel - 1);
+  sweep<Op, kFixed>(a, s, own, c, Pos(item.y) + member, Pos(item.z), parallel);
+  merge_groups<Op>(1 << log_lanes, 1 << log_group, s);
+  if (!here || member != 0) return;
+  if (item.w < 0) {
+    Op::finish(a, s, item.x, int64_t(item.z) - item.y, c);
+    return;
+  }
+#pragma unroll
+  for (int k = 0; k < Op::kFolds; ++k) {
+    if (!c.active[k]) continue;
+    const int64_t at = int64_t(item.w) * a.width + c.at[k];
+    Op::save_vector(s, k, a.scratch + at, Op::kHasArg ? a.scratch_arg + at : nullptr);
+  }
+}
+
+// Folds the pieces of each split row, one thread a vector of columns.
 template <typename Op>
-__global__ void __launch_bounds__(kThreads) merge_chunks(typename Op::Args a) {
+__global__ void __launch_bounds__(kItemThreads)
+    merge_pieces(const __grid_constant__ typename Op::Args a) {
   constexpr int kVec = Op::kVecSize;
   static_assert(Op::kFolds == 1);
-  const int at = (int(blockIdx.y) * kThreads + int(threadIdx.x)) * kVec;
-  if (at >= a.width) return;
-  const int4 merge = a.items[a.num_items + blockIdx.x];
-  typename Op::State s, o;
+  const unsigned vectors = unsigned(a.width) / kVec;
+  const uint64_t thread = uint64_t(blockIdx.x) * kItemThreads + threadIdx.x;
+  const uint64_t number = thread / vectors;
+  const int at = int(thread % vectors) * kVec;
+  if (number >= unsigned(a.num_merges)) return;
+  const int4 merge = a.items[a.num_items + number];
+  typename Op::State s;
   const auto fetch = [&](typename Op::State& to, int slot) {
-#pragma unroll
-    for (int i = 0; i < kVec; ++i) {
-      const int64_t word = int64_t(slot) * a.width + at + i;
-      Op::restore(to, 0, i, a.scratch + word, Op::kHasArg ? a.scratch_arg + word : nullptr);
-    }
+    const int64_t from = int64_t(slot) * a.width + at;
+    Op::restore_vector(to, 0, a.scratch + from, Op::kHasArg ? a.scratch_arg + from : nullptr);
   };
   fetch(s, merge.y);
-#pragma unroll 1
-  for (int slot = merge.y + 1; slot < merge.z; ++slot) {
+  // A hub has hundreds of pieces: many loads in flight, folded one by one.
+  constexpr int kBatch = Op::kHasArg ? 8 : 16;
+  int slot = merge.y + 1;
+  for (; slot + kBatch <= merge.z; slot += kBatch) {
+    typename Op::State o[kBatch];
+#pragma unroll
+    for (int u = 0; u < kBatch; ++u) fetch(o[u], slot + u);
+#pragma unroll
+    for (int u = 0; u < kBatch; ++u) Op::merge(s, o[u]);
+  }
+  for (; slot < merge.z; ++slot) {
+    typename Op::State o;
     fetch(o, slot);
     Op::merge(s, o);
   }

@@ -2,7 +2,7 @@
 // dtype.
 #pragma once
 
-#include "cuda/geometry.h"
+#include "cuda/alignment.h"
 #include "cuda/launch.h"
 #include "cuda/row_sweep.cuh"
 
@@ -12,7 +12,7 @@ namespace gsp::cuda {
 inline bool can_move(const RowSweep& p, int vec, int64_t size) {
   return p.width % vec == 0 && (p.heads <= 1 || p.width / p.heads % vec == 0) &&
          aligned(p.x, p.x_stride, vec, size) && aligned(p.other, p.other_stride, vec, size) &&
-         aligned(p.own, p.own_stride, vec, size) && aligned(p.out, p.width, vec, size) &&
+         aligned(p.own, p.own_stride, vec, size) && can_finish(p, vec, size) &&
          aligned(p.arg, p.width, vec, p.arg == nullptr ? 1 : int64_t(16) / vec);
 }
 
@@ -28,22 +28,18 @@ SweepArgs<T, Index> typed(const RowSweep& p) {
   a.own = static_cast<const T*>(p.own);
   a.arg = static_cast<const Index*>(p.arg);
   a.src_scale = static_cast<const acc_t<T>*>(p.src_scale);
-  a.dst_scale = static_cast<const acc_t<T>*>(p.dst_scale);
-  a.out = static_cast<T*>(p.out);
-  a.out_wide = static_cast<acc_t<T>*>(p.out_wide);
+  a.epilogue = epilogue_of<T>(p);
   a.out_arg = static_cast<Index*>(p.out_arg);
-  a.x_stride = p.x_stride;
-  a.other_stride = p.other_stride;
+  a.x_stride = Index(p.x_stride * int64_t(sizeof(T)));
+  a.other_stride = Index(p.other_stride * int64_t(sizeof(T)));
   a.own_stride = p.own_stride;
   a.rows = p.rows;
   a.width = p.width;
   a.heads = p.heads > 0 ? p.heads : 1;
   a.head_width = p.width / a.heads;
-  a.mean = p.mean;
   a.long_row = p.long_row;
   a.chunk = p.chunk;
   a.items = static_cast<const int4*>(p.items);
-  a.listed = p.listed;
   a.num_items = p.num_items;
   a.num_merges = p.num_merges;
   a.scratch = static_cast<acc_t<T>*>(p.scratch);
@@ -51,13 +47,12 @@ SweepArgs<T, Index> typed(const RowSweep& p) {
   return a;
 }
 
-template <template <typename, typename, int, int> class Op, typename T, typename Index, int kVec,
-          int kFold>
-cudaError_t launch(const RowSweep& p, cudaStream_t stream) {
+// Rows straight from the CSR arrays.
+template <template <typename, typename, int, int> class Op, typename T, typename Index, int kVec>
+cudaError_t launch_rows(const RowSweep& p, cudaStream_t stream) {
   auto a = typed<T, Index>(p);
-  const int64_t vectors = (p.width + kVec - 1) / kVec;
-  const int64_t per_fold = (vectors + kFold - 1) / kFold;
-  a.log_lanes = log2_ceil(per_fold < 32 ? per_fold : 32);
+  const int64_t vectors = divide_up(p.width, kVec);
+  a.log_lanes = std::min(log2_ceil(vectors), 5);
   // Several groups share a row where rows are long enough to keep each of them busy for two rounds
   // of gathers.
   const int64_t mean_degree = p.rows > 0 ? p.edges / p.rows : 0;
@@ -65,35 +60,62 @@ cudaError_t launch(const RowSweep& p, cudaStream_t stream) {
   while (a.log_lanes + a.log_parallel < 5 && mean_degree >= (int64_t(16) << a.log_parallel))
     ++a.log_parallel;
   const int64_t groups = kThreads >> (a.log_lanes + a.log_parallel);
-  const int64_t per_tile = int64_t(kVec) * kFold << a.log_lanes;
-  const dim3 grid(unsigned((p.rows + groups - 1) / groups + p.num_items),
-                  unsigned((p.width + per_tile - 1) / per_tile));
-  GSP_LAUNCH((row_sweep<Op<T, Index, kVec, kFold>>), grid, stream, a);
+  const dim3 grid(unsigned(divide_up(p.rows, groups)),
+                  unsigned(divide_up(vectors, int64_t(1) << a.log_lanes)));
+  GSP_LAUNCH((row_sweep<Op<T, Index, kVec, 1>>), grid, stream, a);
+  return cudaGetLastError();
+}
+
+// The items of a plan, then the rows that are split.
+template <template <typename, typename, int, int> class Op, typename T, int kVec, int kFold,
+          int kLogLanes = -1, int kLogParallel = -1>
+cudaError_t launch_items(const RowSweep& p, const Geometry& g, cudaStream_t stream) {
+  auto a = typed<T, int>(p);
+  a.log_lanes = log2_ceil(g.lanes);
+  a.log_parallel = log2_ceil(g.parallel);
+  const int64_t vectors = divide_up(p.width, kVec);
+  const dim3 grid(unsigned(divide_up(p.num_items, kItemThreads / (g.lanes * g.parallel))),
+                  unsigned(divide_up(vectors, int64_t(kFold) * g.lanes)));
+  GSP_LAUNCH_BLOCKS((item_sweep<Op<T, int, kVec, kFold>, kLogLanes, kLogParallel>), grid,
+                    kItemThreads, stream, a);
   if (p.num_merges > 0) {
-    const int64_t columns = int64_t(kThreads) * kVec;
-    const dim3 merge_grid(unsigned(p.num_merges), unsigned((p.width + columns - 1) / columns));
-    GSP_LAUNCH((merge_chunks<Op<T, Index, kVec, 1>>), merge_grid, stream, a);
+    const unsigned blocks = unsigned(divide_up(p.num_merges * vectors, kItemThreads));
+    GSP_LAUNCH_BLOCKS((merge_pieces<Op<T, int, kVec, 1>>), blocks, kItemThreads, stream, a);
   }
   return cudaGetLastError();
+}
+
+// The geometry of a plan, or of choose_geometry, is meant for vectors of 16 bytes. Where alignment
+// forbids them, as many lanes as there are columns take one pass.
+template <template <typename, typename, int, int> class Op, typename T, int kVec, bool kCanFold>
+cudaError_t launch_vectors(const RowSweep& p, cudaStream_t stream) {
+  if (p.items == nullptr) return launch_rows<Op, T, int, kVec>(p, stream);
+  constexpr bool kWide = kVec * sizeof(T) == 16, kFolds = kWide && kCanFold;
+  const int64_t vectors = divide_up(p.width, kVec);
+  Geometry g = p.geometry;
+  if (!kWide) {
+    g.lanes = std::min(power_of_two_from(vectors), 32);
+    g.parallel = std::min(g.parallel, 32 / g.lanes);
+  } else if (g.lanes == 0) {
+    g = choose_geometry({p.num_items, p.edges, p.cols, vectors, p.l2_bytes, kFolds});
+  }
+  if constexpr (kFolds) {
+    if (g.fold == 2 && g.lanes == 8 && g.parallel == 4 && vectors % 16 == 0)
+      return launch_items<Op, T, kVec, 2, 3, 2>(p, g, stream);
+    if (g.fold == 2) return launch_items<Op, T, kVec, 2>(p, g, stream);
+  }
+  return launch_items<Op, T, kVec, 1>(p, g, stream);
 }
 
 template <template <typename, typename, int, int> class Op, typename T, bool kCanFold>
 cudaError_t choose(const RowSweep& p, cudaStream_t stream) {
   constexpr int kWide = 16 / sizeof(T);
-  if (p.wide_index) return launch<Op, T, int64_t, 1, 1>(p, stream);
-  if (can_move(p, kWide, sizeof(T))) {
-    if (kCanFold && p.width > 32 * kWide)
-      return launch<Op, T, int, kWide, kCanFold ? 2 : 1>(p, stream);
-    return launch<Op, T, int, kWide, 1>(p, stream);
-  }
+  if (p.wide_index) return launch_rows<Op, T, int64_t, 1>(p, stream);
+  if (can_move(p, kWide, sizeof(T))) return launch_vectors<Op, T, kWide, kCanFold>(p, stream);
   if constexpr (kCanFold && sizeof(T) <= 4) {
-    if (can_move(p, 2, sizeof(T))) {
-      if (p.width > 64) return launch<Op, T, int, 2, 2>(p, stream);
-      return launch<Op, T, int, 2, 1>(p, stream);
-    }
+    if (can_move(p, 2, sizeof(T))) return launch_vectors<Op, T, 2, true>(p, stream);
   }
-  if (kCanFold && p.width > 32) return launch<Op, T, int, 1, kCanFold ? 2 : 1>(p, stream);
-  return launch<Op, T, int, 1, 1>(p, stream);
+  return launch_vectors<Op, T, 1, kCanFold>(p, stream);
 }
 
 template <typename T, typename I, int V, int F>

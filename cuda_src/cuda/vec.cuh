@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/device.cuh"
 
@@ -51,6 +52,16 @@ __device__ __forceinline__ acc_t<T> round_to(acc_t<T> v) {
   return widen<T>(narrow<T>(v));
 }
 
+// Products that the compiler does not join to other operations in one place and not in another.
+__device__ __forceinline__ float multiply(float a, float b) { return __fmul_rn(a, b); }
+__device__ __forceinline__ double multiply(double a, double b) { return __dmul_rn(a, b); }
+__device__ __forceinline__ float multiply_add(float a, float b, float c) {
+  return __fmaf_rn(a, b, c);
+}
+__device__ __forceinline__ double multiply_add(double a, double b, double c) {
+  return __fma_rn(a, b, c);
+}
+
 // kVec adjacent elements, moved in one access where kVec * sizeof(T) is 16, 8, 4 or 2 bytes.
 template <typename T, int kVec>
 struct alignas(sizeof(T) * kVec > 16 ? 16 : sizeof(T) * kVec) Vec {
@@ -62,11 +73,43 @@ __device__ __forceinline__ Vec<T, kVec> load(const T* p) {
   return *reinterpret_cast<const Vec<T, kVec>*>(p);
 }
 
-// Zeros where there is nothing to load. Written as a predicated load, not as a branch.
+// Row `row` of a matrix, from the column that `first_row` points at; stride in bytes.
+template <typename T, typename Index>
+__device__ __forceinline__ const T* row_of(const T* first_row, Index row, Index stride) {
+  const char* at = reinterpret_cast<const char*>(first_row);
+#ifdef __CUDA_ARCH__
+  // One instruction, where the compiler widens both factors ahead of the loop and needs four.
+  const char* to;
+  if constexpr (std::is_same_v<Index, int>) {
+    asm("mad.wide.s32 %0, %1, %2, %3;" : "=l"(to) : "r"(row), "r"(stride), "l"(at));
+    return reinterpret_cast<const T*>(to);
+  } else if constexpr (std::is_same_v<Index, unsigned>) {
+    asm("mad.wide.u32 %0, %1, %2, %3;" : "=l"(to) : "r"(row), "r"(stride), "l"(at));
+    return reinterpret_cast<const T*>(to);
+  }
+#endif
+  return reinterpret_cast<const T*>(at + int64_t(row) * stride);
+}
+
+// Loads from memory that no one writes to meanwhile, through a pointer that the compiler may
+// have lost track of (see `keep`); zeros where there is nothing to load. Written as a predicated
+// load, not as a branch, and of whole words: two halves of a register would be chosen one by one.
 template <typename T, int kVec>
 __device__ __forceinline__ Vec<T, kVec> load_if(bool ok, const T* p) {
   Vec<T, kVec> v{};
+#ifdef __CUDA_ARCH__
+  constexpr int kBytes = sizeof(v);
+  using Word = std::conditional_t<
+      kBytes == 16, uint4,
+      std::conditional_t<kBytes == 8, uint2,
+                         std::conditional_t<kBytes == 4, unsigned, unsigned short>>>;
+  static_assert(sizeof(Word) == kBytes);
+  Word w{};
+  if (ok) w = __ldg(reinterpret_cast<const Word*>(p));
+  __builtin_memcpy(&v, &w, kBytes);
+#else
   if (ok) v = load<T, kVec>(p);
+#endif
   return v;
 }
 
@@ -87,6 +130,19 @@ __device__ __forceinline__ Vec<T, kVec> load_wide_if(bool ok, const T* p) {
 template <typename T, int kVec>
 __device__ __forceinline__ void store(T* p, const Vec<T, kVec>& v) {
   *reinterpret_cast<Vec<T, kVec>*>(p) = v;
+}
+
+// The same in pieces of 16 bytes.
+template <typename T, int kVec>
+__device__ __forceinline__ void store_wide(T* p, const T (&v)[kVec]) {
+  constexpr int kPiece = kVec * sizeof(T) > 16 ? 16 / sizeof(T) : kVec;
+#pragma unroll
+  for (int i = 0; i < kVec; i += kPiece) {
+    Vec<T, kPiece> piece;
+#pragma unroll
+    for (int q = 0; q < kPiece; ++q) piece.v[q] = v[i + q];
+    store<T, kPiece>(p + i, piece);
+  }
 }
 
 }  // namespace gsp::cuda

@@ -1,213 +1,188 @@
-"""The operators against torch.sparse and PyG's gather and scatter. What is wrong is not timed."""
+"""Measures configurations: every contender is checked against float64, then all are timed in turns."""
 
 from __future__ import annotations
 
-import csv
-import importlib.metadata
 import math
-import platform
-import subprocess
-import time
-import warnings
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
 
-from .. import reference
-from .._table import progress, show
-from ..functional import spmm
-from ..graph import Graph
-from .timer import time_calls
+from .._table import progress
+from .contenders import Contender, Kind, Names
+from .problem import BOUNDS, Configuration, Problem, Subject, relative_error
+from .results import Row, Store
+from .timer import GRAPH_BELOW_MS, Timing, own_stream, time_side_by_side
 
-Case = tuple[str, Tensor, int]
-Contender = Callable[[Tensor], Tensor]
-
-
-def default_graphs() -> list[str]:
-    """What is measured where nothing is asked for."""
-    return ["cora", "tolokers", "random:100000:1000000"]
+#: Bytes per second that gathers of feature rows have reached in the best kernels seen, by GPU: the analytic limit.
+#: H200: 10 TB/s, where L1 and L2 serve them (a model of Reddit, width 16 to 64, several kernels).
+GATHER_CEILING = {"H200": 10e12}
 
 
-def random_edges(name: str) -> tuple[Tensor, int]:
-    """The edges of ``random:NODES:EDGES``: uniform sources, skewed destinations, in random order.
+@dataclass(frozen=True)
+class Job:
+    """One configuration and who takes part."""
 
-    Raises:
-        ValueError: that is not what `name` looks like.
-    """
-    try:
-        num_nodes, num_edges = (int(part) for part in name.split(":")[1:])
-    except ValueError:
-        num_nodes = num_edges = 0
-    if num_nodes < 1 or num_edges < 1:
-        raise ValueError(f"a random graph is written random:NODES:EDGES, both 1 or more, got {name!r}")
-    generator = torch.Generator().manual_seed(0)
-    src = torch.randint(num_nodes, (num_edges,), generator=generator)
-    dst = (torch.rand(num_edges, generator=generator) ** 2 * num_nodes).long().clamp_(max=num_nodes - 1)
-    return torch.stack([src, dst]), num_nodes
+    configuration: Configuration
+    kinds: tuple[Kind, ...]
+    modes: tuple[str, ...]
+
+    def names(self, device: str) -> Names:
+        """(contender, setting) of all that can run here."""
+        return [n for k in self.kinds if k.unavailable(device) is None for n in k.names(self.configuration, device)]
 
 
-def _contenders(graph: Graph, edge_index: Tensor, reduce: str, dtype: torch.dtype) -> Iterator[tuple[str, Contender]]:
-    yield "gnn_spmm", lambda x: cast(Tensor, spmm(graph, x, reduce=reduce))
-    if reduce == "sum" or edge_index.device.type == "cpu":
-        ones = torch.ones(graph.num_edges, dtype=dtype, device=edge_index.device)
-        size = (graph.num_dst, graph.num_src)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # that sparse CSR is in beta
-            matrix = torch.sparse_csr_tensor(graph.rowptr.long(), graph.col.long(), ones, size, check_invariants=False)
-        if reduce == "sum":
-            yield "torch.sparse.mm", lambda x: torch.sparse.mm(matrix, x)
-        else:
-            name = {"mean": "mean", "max": "amax", "min": "amin"}[reduce]
-            yield "torch.sparse.mm", lambda x: torch.sparse.mm(matrix, x, reduce=name)
-    try:
-        from torch_geometric.utils import scatter
-    except ImportError:
-        return
-    src, dst = edge_index
-    yield "PyG scatter", lambda x: scatter(x.index_select(0, src), dst, 0, graph.num_dst, reduce)
+def copy_bandwidth(device: str) -> float:
+    """Bytes per second, read and written, of a copy within the device's memory."""
+    size = (1 << 30) if device == "cuda" else (1 << 26)
+    source = torch.zeros(size, dtype=torch.uint8, device=device)
+    target = torch.zeros_like(source)
+    with own_stream(device):
+        for _ in range(50 if device == "cuda" else 1):  # clocks come up
+            target.copy_(source)
+        (timing,) = time_side_by_side([lambda: target.copy_(source)], device, "eager", 50)
+    assert isinstance(timing, Timing)
+    return 2 * size / (timing.median_ms / 1e3)
+
+
+def gather_ceiling(device: str) -> float | None:
+    """The constant of `GATHER_CEILING` for this GPU, or None."""
+    if device != "cuda":
+        return None
+    name = torch.cuda.get_device_name()
+    return next((v for k, v in GATHER_CEILING.items() if k in name), None)
 
 
 def run(
-    cases: list[Case], widths: list[int], reduces: list[str], dtype: torch.dtype, device: str, repeat: int
-) -> dict[str, Any]:
-    """Checks and times every contender on every combination, forward and forward with backward.
+    jobs: Sequence[Job],
+    load: Callable[[str], Subject],
+    store: Store,
+    device: str,
+    budget_ms: float = 30.0,
+    bandwidth: float | None = None,
+) -> bool:
+    """Does what of `jobs` is not in `store` yet.
+
+    Args:
+        jobs: in any order; those of a graph next to each other spare making it twice.
+        load: makes a graph by its name.
+        store: where the measurements go.
+        device: ``"cpu"`` or ``"cuda"``.
+        budget_ms: time on the device for each contender and mode.
+        bandwidth: see `copy_bandwidth`; None leaves the analytic limits out.
 
     Returns:
-        ``rows``, one for each measurement, and the circumstances. Rows whose result is wrong, or that a contender does
-        not do, carry no times.
+        Whether every result was right.
     """
-    work = [(case, width, reduce) for case in cases for width in widths for reduce in reduces]
+    todo = [job for job in jobs if not store.has(job.configuration.columns(), job.names(device))]
+    right = True
+    subject: Subject | None = None
+    with own_stream(device), torch.no_grad():
+        for job in progress(todo, len(todo), "bench"):
+            if subject is None or subject.name != job.configuration.graph:
+                subject = None  # its memory goes before the next comes
+                subject = load(job.configuration.graph)
+            rows = measure(Problem(subject, job.configuration), job, device, budget_ms, bandwidth)
+            store.add(rows)
+            right &= not any(row["note"].startswith("wrong") for row in rows)
+    return right
+
+
+def measure(problem: Problem, job: Job, device: str, budget_ms: float, bandwidth: float | None) -> list[dict[str, Any]]:
+    """The rows of one configuration."""
+    base: dict[str, Any] = {**job.configuration.columns(), "note": ""}
     rows: list[dict[str, Any]] = []
-    for (name, edge_index, num_nodes), width, reduce in progress(work, len(work), "bench"):
-        edge_index = edge_index.to(device)
-        graph = Graph.from_edge_index(edge_index, num_nodes)
-        generator = torch.Generator().manual_seed(0)
-        x = torch.randn(num_nodes, width, generator=generator).to(device, dtype)
-        exact, _ = reference.spmm(graph, x.double(), reduce=reduce)
-        # What the longest row may lose in float32, and one rounding.
-        eps = torch.finfo(torch.float32 if dtype != torch.float64 else dtype).eps
-        bound = eps * graph.in_degree().clamp(min=1).unsqueeze(1) * 8 + torch.finfo(dtype).eps * exact.abs() * 2
-        for contender, fn in _contenders(graph, edge_index, reduce, dtype):
-            facts = {
-                "graph": name,
-                "nodes": num_nodes,
-                "edges": graph.num_edges,
-                "width": width,
-                "dtype": str(dtype).removeprefix("torch."),
-                "reduce": reduce,
-                "device": device,
-                "contender": contender,
-            }
+    ready: list[tuple[Contender, float | None]] = []
+    for kind in job.kinds:
+        if kind.unavailable(device) is not None:
+            continue
+        for name, setting in kind.names(job.configuration, device):
             try:
-                error = (fn(x).double() - exact).abs()
-                match = bool((error <= bound).all())
-                largest = float(error.max()) if error.numel() else 0.0
-            except (RuntimeError, NotImplementedError) as e:
-                rows.append({**facts, "pass": "forward", "match": True, "error": None, "why": str(e).splitlines()[0]})
+                contender = kind.prepare(problem, name, setting)
+                error = check(problem, contender)
+            except Exception as e:  # whatever an opponent raises says that it cannot do this
+                if device == "cuda":
+                    torch.cuda.synchronize()  # raises where the device itself has failed: nothing can be measured then
+                note = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
+                rows.append({**base, "contender": name, "setting": setting, "mode": "none", "note": note[:200]})
                 continue
-            for which in ("forward", "forward+backward"):
-                row = {**facts, "pass": which, "match": match, "error": largest, "why": ""}
-                if match:
-                    timing = time_calls(_call(fn, x, which), device, repeat)
-                    row |= {
-                        "median_ms": timing.median_ms,
-                        "p20_ms": timing.p20_ms,
-                        "p80_ms": timing.p80_ms,
-                        "calls": timing.calls,
+            if error is not None and not error <= BOUNDS[job.configuration.dtype]:
+                rows.append(
+                    {
+                        **{**base, "contender": name, "setting": setting, "mode": "none", "rel_err": error},
+                        "note": f"wrong: relative error {error:.1e}, at most {BOUNDS[job.configuration.dtype]:.0e}",
                     }
-                rows.append(row)
+                )
+                continue
+            ready.append((contender, error))
+    estimates: list[float] | None = None
+    for mode in job.modes:
+        if mode != "eager" and device == "cpu" and mode != "host":
+            continue
+        some = [i for i, _ in enumerate(ready) if mode != "graph" or not estimates or estimates[i] < GRAPH_BELOW_MS]
+        known = [estimates[i] for i in some] if estimates else None
+        timings = time_side_by_side([ready[i][0].call for i in some], device, mode, budget_ms, known)
+        if mode == "eager":
+            estimates = [t.median_ms if isinstance(t, Timing) else math.inf for t in timings]
+        found = [
+            {
+                **base,
+                "contender": ready[i][0].name,
+                "setting": ready[i][0].setting,
+                "mode": mode,
+                "rel_err": ready[i][1],
+            }
+            | _facts(problem, timing)
+            for i, timing in zip(some, timings, strict=True)
+        ]
+        limit = next((row.get("ms_median") for row in found if row["contender"] == "speed_of_light"), None)
+        for row in found:
+            if limit is not None and "ms_median" in row:
+                row["roofline_share"] = limit / row["ms_median"]
+        rows += found
+    return rows + [{**base, **row} for row in _analytic(problem, device, bandwidth)]
+
+
+def check(problem: Problem, contender: Contender) -> float | None:
+    """Calls it once, into memory that holds NaN; returns the relative error, None where there is nothing to check."""
+    if not contender.checked:
+        contender.call()
+        return None
+    problem.out.fill_(math.nan)
+    poison = torch.full_like(problem.out, math.nan)
+    del poison  # the allocator hands its memory to the next who asks for that much
+    result = contender.call()
+    wanted = problem.exact if contender.wanted is None else contender.wanted()
+    return relative_error(result.detach(), wanted)
+
+
+def _facts(problem: Problem, timing: Timing | str) -> dict[str, Any]:
+    if isinstance(timing, str):
+        return {"note": timing[:200]}
     return {
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "threads": torch.get_num_threads(),
-        "gpu": torch.cuda.get_device_name() if device == "cuda" else None,
-        "rows": rows,
+        "ms_median": timing.median_ms,
+        "ms_p20": timing.p20_ms,
+        "ms_p80": timing.p80_ms,
+        "gbps": problem.gathered_bytes / max(timing.median_ms, 1e-9) / 1e6,
     }
 
 
-def environment() -> dict[str, str]:
-    """What a measurement depends on besides its command: for the head of a CSV file."""
-    found = {
-        "date": time.strftime("%Y-%m-%d"),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
-        "torch": torch.__version__,
-        "cuda": str(torch.version.cuda),
-        "threads": str(torch.get_num_threads()),
-        "package": f"gnn_spmm_plugin {importlib.metadata.version('gnn-spmm-plugin')}"
-        if _installed()
-        else "source tree",
-        "commit": _commit(),
-    }
-    try:
-        import torch_geometric
-
-        found["torch_geometric"] = torch_geometric.__version__
-    except ImportError:
-        pass
-    return found
+def _analytic(problem: Problem, device: str, bandwidth: float | None) -> Iterable[dict[str, Any]]:
+    """Rows for what the memory system alone would take."""
+    if bandwidth is None:
+        return
+    ceiling = gather_ceiling(device)
+    for name, size, rate in (
+        ("limit:copy", problem.compulsory_bytes, bandwidth),
+        ("limit:gather", problem.gathered_bytes, ceiling),
+    ):
+        if rate is not None:
+            ms = size / rate * 1e3
+            yield {
+                **{"contender": name, "setting": "", "mode": "analytic", "ms_median": ms},
+                "gbps": problem.gathered_bytes / max(ms, 1e-9) / 1e6,
+            }
 
 
-def _installed() -> bool:
-    try:
-        importlib.metadata.version("gnn-spmm-plugin")
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
-
-
-def _commit() -> str:
-    folder = Path(__file__).parent
-    try:
-        done = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=folder, capture_output=True, text=True)
-    except OSError:
-        return "unknown"
-    return done.stdout.strip() or "unknown"
-
-
-def _call(fn: Contender, x: Tensor, which: str) -> Callable[[], Any]:
-    if which == "forward":
-        return lambda: fn(x)
-    x = x.detach().clone().requires_grad_()
-    grad = torch.ones_like(fn(x))
-    return lambda: torch.autograd.grad(fn(x), x, grad)
-
-
-def report(result: dict[str, Any]) -> None:
-    """Prints the measurements, and the geometric mean of the ratios to ours."""
-    ours = {_key(r): r["median_ms"] for r in result["rows"] if r["contender"] == "gnn_spmm" and "median_ms" in r}
-    cells: list[list[str]] = []
-    ratios: dict[tuple[str, str], list[float]] = {}
-    for r in result["rows"]:
-        ratio = ""
-        if "median_ms" in r and r["contender"] != "gnn_spmm" and _key(r) in ours:
-            value = r["median_ms"] / ours[_key(r)]
-            ratio = f"{value:.2f}"
-            ratios.setdefault((r["contender"], r["pass"]), []).append(value)
-        times = [f"{r[k]:.3f}" if k in r else "-" for k in ("median_ms", "p20_ms", "p80_ms")]
-        match = "not done" if r["error"] is None else "yes" if r["match"] else f"NO ({r['error']:.1e})"
-        cells.append([r["graph"], str(r["width"]), r["reduce"], r["pass"], r["contender"], *times, match, ratio])
-    show(["graph", "width", "reduce", "pass", "contender", "median ms", "p20", "p80", "match", "time / ours"], cells)
-    print(f"torch {result['torch']}, {result['gpu'] or str(result['threads']) + ' CPU threads'}")
-    for (contender, which), values in ratios.items():
-        mean = math.exp(sum(map(math.log, values)) / len(values))
-        print(
-            f"{contender}, {which}: {mean:.2f} times our time (geometric mean of {len(values)}), "
-            f"at worst {min(values):.2f}"
-        )
-
-
-def _key(row: dict[str, Any]) -> tuple[Any, ...]:
-    return row["graph"], row["width"], row["dtype"], row["reduce"], row["pass"]
-
-
-def write_csv(path: str, result: dict[str, Any]) -> None:
-    """Writes the measurements, with the circumstances in each line."""
-    around = {k: v for k, v in result.items() if k != "rows"}
-    columns = list(dict.fromkeys([*(k for r in result["rows"] for k in r), *around]))
-    with open(path, "w", newline="", encoding="utf-8") as f:
-        writer = csv.DictWriter(f, columns)
-        writer.writeheader()
-        writer.writerows({**r, **around} for r in result["rows"])
+__all__ = ["GATHER_CEILING", "Job", "Row", "check", "copy_bandwidth", "gather_ceiling", "measure", "run"]

@@ -25,8 +25,9 @@ def read_edges(path: str | Path) -> tuple[Tensor, int]:
     Args:
         path: ``.npy`` with an array ``[2, E]`` or ``[E, 2]``; ``.npz`` with such an array as ``edge_index`` (or as the
             only one), or with two vectors ``row`` and ``col`` or ``src`` and ``dst``, or as ``scipy.sparse.save_npz``
-            writes it (rows are destinations), and optionally ``num_nodes``; ``.csv``, ``.tsv`` or ``.txt`` with two
-            columns, with or without a header; lines that start with ``#`` or ``%`` are skipped.
+            writes it, or with ``rowptr`` and ``col`` (rows of both are destinations), and optionally ``num_nodes``;
+            ``.csv``, ``.tsv`` or ``.txt`` with two columns, with or without a header; lines that start with ``#`` or
+            ``%`` are skipped.
 
     Returns:
         ``[2, E]`` int64, row 0 sources, and the number of nodes.
@@ -94,8 +95,9 @@ def _read_npz(path: Path) -> tuple[Array, int | None]:
         raise EdgeFileError(f"{path}: is no .npz archive")
     with loaded as z:
         num_nodes = _scalar(z["num_nodes"], path) if "num_nodes" in z.files else None
-        if "indptr" in z.files and "indices" in z.files:
-            return _compressed(z, path), num_nodes
+        for offsets, entries in (("indptr", "indices"), ("rowptr", "col")):
+            if offsets in z.files and entries in z.files:
+                return _compressed(z, offsets, entries, path), num_nodes
         for first, second in (("row", "col"), ("src", "dst")):
             if first in z.files and second in z.files:
                 a, b = z[first], z[second]
@@ -123,13 +125,13 @@ def _scalar(array: Array, path: Path) -> int:
     return int(array.reshape(()))
 
 
-def _compressed(z: Any, path: Path) -> Array:
-    """CSR or CSC as scipy writes it."""
-    indptr, indices = z["indptr"], z["indices"]
+def _compressed(z: Any, offsets: str, entries: str, path: Path) -> Array:
+    """CSR, or CSC as scipy writes it."""
+    indptr, indices = z[offsets], z[entries]
     fits = indptr.ndim == 1 and indptr.size and indptr.dtype.kind in "iu"
     sizes = np.diff(indptr.astype(np.int64)) if fits else np.array([-1])  # unsigned differences would wrap around
     if indices.ndim != 1 or (sizes < 0).any() or int(indptr[0]) != 0 or int(indptr[-1]) != len(indices):
-        raise EdgeFileError(f"{path}: indptr and indices are no compressed matrix")
+        raise EdgeFileError(f"{path}: {offsets} and {entries} are no compressed matrix")
     major = np.repeat(np.arange(len(sizes)), sizes)
     by_column = "format" in z.files and z["format"].item() in (b"csc", "csc")
     return np.stack([major, indices] if by_column else [indices, major])

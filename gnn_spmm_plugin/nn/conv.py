@@ -6,16 +6,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import UninitializedParameter
 
 from .._config import counters
 from ..cache import graph_of
 from ..functional import TIES, spmm
+from ..functional_aggregate import aggregate
 from ..functional_edge_index import spmm_edge_index
 from ..graph import Csr, Graph, shape_advice
-from ..normalize import Normalized, outside_transforms, scaled_sum
+from ..normalize import Normalized, outside_transforms
 from ..plan import POLICIES
 from .aggregation import fused_reduction
-from .host import HAS_PYG, MessagePassing
+from .host import HAS_PYG, Linear, MessagePassing
 
 #: Where PyG keeps its message-passing hooks; a hook must see messages, so there must be some.
 _HOOKS = tuple(
@@ -116,6 +118,19 @@ class SpMMConv(MessagePassing):
         """
         if self._fused is None or not self._may_fuse():
             return self._propagate_unfused(edge_index, size, x=x, edge_weight=edge_weight, **kwargs)
+        adjacency, features, num_dst = self._operands(edge_index, size, x)
+        if edge_weight is not None and edge_weight.dim() == 2 and edge_weight.shape[1] == 1:
+            edge_weight = edge_weight.squeeze(1)
+        if isinstance(adjacency, Graph):
+            outs = [self._aggregate(adjacency, features, edge_weight, *f) for f in self._fused]
+        else:
+            outs = [self._aggregate_plain(adjacency, features, edge_weight, num_dst, *f) for f in self._fused]
+        out = outs[0] if len(outs) == 1 else torch.cat(outs, -1)
+        move = out.dim() != 2 or self.node_dim not in (-2, 0)
+        return out.movedim(0, self.node_dim).contiguous() if move else out
+
+    def _operands(self, edge_index: Any, size: Any, x: Any) -> tuple[Any, Tensor, int]:
+        """The graph or edge_index, the features of the sources with the nodes first, and how many destinations."""
         if not isinstance(edge_index, Graph):
             edge_index = self._adjacency(edge_index)
         pair = isinstance(x, (tuple, list))
@@ -126,32 +141,67 @@ class SpMMConv(MessagePassing):
             )
         move = x_j.dim() != 2 or self.node_dim not in (-2, 0)
         features = x_j.movedim(self.node_dim, 0) if move else x_j
-        if edge_weight is not None and edge_weight.dim() == 2 and edge_weight.shape[1] == 1:
-            edge_weight = edge_weight.squeeze(1)
         if isinstance(edge_index, Graph):
             if isinstance(x_i, Tensor) and x_i.shape[self.node_dim] != edge_index.num_dst:
                 raise ValueError(
                     f"{type(self).__name__}: the graph has {edge_index.num_dst} destination nodes, but their features "
                     f"{x_i.shape[self.node_dim]} rows"
                 )
-            outs = [self._aggregate(edge_index, features, edge_weight, *f) for f in self._fused]
-        else:
-            i, j = (1, 0) if self.flow == "source_to_target" else (0, 1)
-            # A pair is (nodes of edge_index[0], nodes of edge_index[1]), one tensor the sources: as PyG has it.
-            num: list[int | None] = [None, None] if size is None else list(size)
-            _set_size(num, 0 if pair else j, features.shape[0])
-            if isinstance(x_i, Tensor):
-                _set_size(num, 1, x_i.shape[self.node_dim])
-            given = num[i]
-            num_dst = features.shape[0] if given is None else given
-            outs = [self._aggregate_plain(edge_index, features, edge_weight, num_dst, *f) for f in self._fused]
-        out = outs[0] if len(outs) == 1 else torch.cat(outs, -1)
-        return out.movedim(0, self.node_dim).contiguous() if move else out
+            return edge_index, features, edge_index.num_dst
+        i, j = (1, 0) if self.flow == "source_to_target" else (0, 1)
+        # A pair is (nodes of edge_index[0], nodes of edge_index[1]), one tensor the sources: as PyG has it.
+        num: list[int | None] = [None, None] if size is None else list(size)
+        _set_size(num, 0 if pair else j, features.shape[0])
+        if isinstance(x_i, Tensor):
+            _set_size(num, 1, x_i.shape[self.node_dim])
+        given = num[i]
+        return edge_index, features, features.shape[0] if given is None else given
 
     def _may_fuse(self) -> bool:
         if torch.compiler.is_compiling():  # PyG runs no hooks there either
             return True
         return not self.explain and not any(getattr(self, name, None) for name in _HOOKS)
+
+    def _one(self, *reduces: str) -> bool:
+        """Whether all that aggregates is one of `reduces`, and nobody looks at the messages."""
+        fused = self._fused is not None and len(self._fused) == 1 and self._fused[0][0] in reduces
+        return fused and type(self).propagate is _own_propagate and self._may_fuse()
+
+    def _propagate_and_add(
+        self,
+        edge_index: Any,
+        size: Any,
+        x: Any,
+        self_x: Tensor | None = None,
+        self_scale: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        """``propagate(edge_index, size, x=x) + self_scale * self_x + bias``, in one kernel where that can be."""
+        opaque = torch.compiler.is_compiling() and not isinstance(edge_index, Graph)
+        flat = isinstance(x[0], Tensor) and x[0].dim() == 2 and self.node_dim in (-2, 0)
+        if self._one("sum", "mean") and flat and not opaque:
+            graph, features, num_dst = self._operands(edge_index, size, x)
+            if not isinstance(graph, Graph):
+                graph = self._find(graph, features.shape[0], num_dst)
+            weight = graph.weight
+            fits = self_x is None or self_x.shape == (num_dst, features.shape[1])
+            if fits and (weight is None or weight.dim() == 1):
+                assert self._fused is not None
+                dtype = features.dtype if weight is None else torch.promote_types(features.dtype, weight.dtype)
+                for t in (self_x, self_scale, bias):
+                    dtype = dtype if t is None else torch.promote_types(dtype, t.dtype)
+                return aggregate(
+                    *(graph, features, weight, self._fused[0][0]),
+                    self_x=self_x,
+                    self_scale=self_scale,
+                    bias=bias,
+                    dtype=dtype,
+                    policy=self.policy,
+                )
+        out = self.propagate(edge_index, x=x, size=size)
+        if self_x is not None:
+            out = out + (self_x if self_scale is None else self_scale * self_x)
+        return out if bias is None else out + bias
 
     def _aggregate(self, graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, tie: str) -> Tensor:
         out = spmm(graph, x, weight, reduce, tie=tie, policy=self.policy)
@@ -229,22 +279,39 @@ class SpMMConv(MessagePassing):
         out: Tensor = _host_propagate(self, edge_index, size=size, **kwargs)
         return out
 
-    def _propagate_normalized(self, norm: Normalized, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """The product of a normalised adjacency with `x` ``[N, F]``, as if its weights were of `dtype`."""
-        if norm.scale is None:
-            return self.propagate(norm.graph, x=x, edge_weight=norm.weight)
-        if self._fused is None or not self._may_fuse():
-            return self.propagate(norm.graph, x=x, edge_weight=norm.edge_weight(dtype))
-        x = x.to(torch.promote_types(x.dtype, dtype))
-        if norm.weight is None and [reduce for reduce, _ in self._fused] == ["sum"]:
-            if x.dim() == 2:
-                return scaled_sum(norm.graph, x, norm.scale, self.policy)
-            features = x.movedim(self.node_dim, 0)
-            out = scaled_sum(norm.graph, features.flatten(1), norm.scale, self.policy)
-            return out.view(features.shape).movedim(0, self.node_dim).contiguous()
-        dim = self.node_dim % x.dim()
-        scale = norm.scale.to(x.dtype).view(-1, *[1] * (x.dim() - dim - 1))
-        return self.propagate(norm.graph, x=x * scale, edge_weight=norm.weight) * scale
+    def _propagate_normalized(self, norm: Normalized, x: Tensor, dtype: torch.dtype, bias: Tensor | None) -> Tensor:
+        """The product of a normalised adjacency with `x`, as if its weights were of `dtype`, plus `bias`."""
+        if self._one("sum") and x.dim() == 2:
+            return norm.product(x, bias, dtype, self.policy)
+        graph, weight = norm.as_edges(dtype)
+        out = self.propagate(graph, x=x, edge_weight=weight)
+        return out if bias is None else out + bias
+
+
+_own_propagate = SpMMConv.propagate
+
+
+def swaps(lin: Any, x: Tensor) -> bool:
+    """Whether nobody can tell if the linear layer `lin` comes before the product with a graph or after it."""
+    if type(lin) is not Linear or isinstance(lin.weight, UninitializedParameter) or x.dim() != 2:
+        return False
+    if lin._forward_hooks or lin._forward_pre_hooks or lin._backward_hooks or lin._backward_pre_hooks:
+        return False
+    if "forward" in lin.__dict__ or lin.weight.dtype != x.dtype:
+        return False
+    return not torch.is_autocast_enabled(x.device.type)
+
+
+def transforms_first(lin: Any, x: Tensor) -> bool:
+    """Whether the product with a graph is cheaper after `lin` than before: by the columns it has, in both directions.
+
+    What comes out of `lin` has a gradient in training, what goes in perhaps not.
+    """
+    width_out, width_in = lin.weight.shape
+    training = torch.is_grad_enabled()
+    before = width_in * (2 if training and x.requires_grad else 1)
+    after = width_out * (2 if training and (x.requires_grad or lin.weight.requires_grad) else 1)
+    return bool(after <= before)
 
 
 def _set_size(size: list[int | None], side: int, rows: int) -> None:

@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.parameter import UninitializedParameter
+from torch.nn import functional as F
 
 from ..functional_edge_index import spmm_edge_index
 from ..graph import Graph
 from ..normalize import Normalized, gcn_norm
-from .conv import SpMMConv
+from .conv import SpMMConv, swaps, transforms_first
 from .host import Linear
 
 
@@ -19,8 +19,8 @@ class GCNConv(SpMMConv):
     """Graph convolution, ``D^-1/2 (A + I) D^-1/2 x W + b``, with PyG's arguments and parameters.
 
     The normalised graph is kept with the `Graph` (or with the ``edge_index``, for as long as it lives and does not
-    change), so `cached` saves nothing here; it only fixes the graph of the first call, as it does in PyG. Where the
-    layer widens its input, the product with the graph comes first, being narrower there.
+    change), so `cached` saves nothing here; it only fixes the graph of the first call, as it does in PyG. The product
+    with the graph comes before the transformation of the features where it is cheaper there.
 
     Args:
         in_channels: width of the input, or -1 to take it from the first input.
@@ -93,40 +93,31 @@ class GCNConv(SpMMConv):
             )
         if not isinstance(edge_index, Graph):
             edge_index = self._adjacency(edge_index)
-        if self._narrows(x):
-            out = self._product(self.lin(x), x.dtype, edge_index, edge_weight)
-        else:
-            out = self.lin(self._product(x, x.dtype, edge_index, edge_weight))
-        return out if self.bias is None else out + self.bias
+        if self._transforms_first(x):
+            return self._product(self.lin(x), x.dtype, edge_index, edge_weight, self.bias)
+        return F.linear(self._product(x, x.dtype, edge_index, edge_weight, None), self.lin.weight, self.bias)
 
-    def _narrows(self, x: Tensor) -> bool:
-        """Whether to transform before aggregating."""
-        if (
-            self._fused is None
-            or len(self._fused) != 1
-            or self._fused[0][0] not in ("sum", "mean")
-            or not self._may_fuse()
-        ):
-            return True  # the order is only free where it does not show
-        weight = self.lin.weight
-        if isinstance(weight, UninitializedParameter) or torch.is_autocast_enabled(x.device.type):
-            return True
-        return weight.shape[0] <= weight.shape[1]
+    def _transforms_first(self, x: Tensor) -> bool:
+        return not self._one("sum", "mean") or not swaps(self.lin, x) or transforms_first(self.lin, x)
 
-    def _product(self, x: Tensor, dtype: torch.dtype, adjacency: Any, edge_weight: Tensor | None) -> Tensor:
+    def _product(
+        self, x: Tensor, dtype: torch.dtype, adjacency: Any, edge_weight: Tensor | None, bias: Tensor | None
+    ) -> Tensor:
         if not self.normalize:
-            return self.propagate(adjacency, x=x, edge_weight=edge_weight)
+            out = self.propagate(adjacency, x=x, edge_weight=edge_weight)
+            return out if bias is None else out + bias
         if self.cached and self._cached_graph is not None:
-            return self._propagate_normalized(self._cached_graph, x, dtype)
+            return self._propagate_normalized(self._cached_graph, x, dtype, bias)
         num_nodes = x.shape[self.node_dim]
         if not isinstance(adjacency, Graph):
             if torch.compiler.is_compiling() and self._fused is not None and x.dim() == 2:
-                return self._opaque(x, dtype, adjacency, edge_weight)
+                out = self._opaque(x, dtype, adjacency, edge_weight)
+                return out if bias is None else out + bias
             adjacency = self._find(adjacency, num_nodes, num_nodes)
         norm = gcn_norm(adjacency, edge_weight, dtype, self.add_self_loops, self.improved)
         if self.cached and not torch.compiler.is_compiling():
             self._cached_graph = norm
-        return self._propagate_normalized(norm, x, dtype)
+        return self._propagate_normalized(norm, x, dtype, bias)
 
     def _opaque(self, x: Tensor, dtype: torch.dtype, edge_index: Tensor, edge_weight: Tensor | None) -> Tensor:
         assert self._fused is not None

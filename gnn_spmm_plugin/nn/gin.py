@@ -57,10 +57,8 @@ class GINConv(SpMMConv):
             x = (x, x)
         if not isinstance(edge_index, Graph):
             edge_index = self._adjacency(edge_index, keep_values=False)
-        out = self.propagate(edge_index, x=x, size=size)
-        if x[1] is not None:
-            out = out + (1 + self.eps) * x[1]
-        result: Tensor = self.nn(out)
+        scale = None if x[1] is None else 1 + self.eps
+        result: Tensor = self.nn(self._propagate_and_add(edge_index, size, x, x[1], scale))
         return result
 
     def __repr__(self) -> str:

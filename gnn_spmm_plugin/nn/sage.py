@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.parameter import UninitializedParameter
 
 from ..graph import Graph
-from .conv import SpMMConv
+from .conv import SpMMConv, swaps, transforms_first
 from .host import Linear
 
 
 class SAGEConv(SpMMConv):
     """GraphSAGE, ``W_l aggregate(neighbours' x) + W_r x``, with PyG's arguments and parameters.
 
-    Where the layer narrows its input and the aggregation is linear, it transforms before it aggregates.
+    Where the aggregation is linear, the features are transformed before it or after it, whichever is cheaper.
 
     Args:
         in_channels: width of the input (-1: taken from the first input), or a pair (source, destination).
@@ -99,29 +97,14 @@ class SAGEConv(SpMMConv):
         root = x[1]
         if self.project:
             x = (self.lin(x[0]).relu(), x[1])
-        if self._narrows(x[0]):
-            out = self.propagate(edge_index, x=(F.linear(x[0], self.lin_l.weight), x[1]), size=size)
-            out = out if self.lin_l.bias is None else out + self.lin_l.bias
+        lin, root = self.lin_l, self.lin_r(root) if self.root_weight and root is not None else None
+        if self._one("sum", "mean") and swaps(lin, x[0]) and transforms_first(lin, x[0]):
+            x = (F.linear(x[0], lin.weight), x[1])
+            out = self._propagate_and_add(edge_index, size, x, root, bias=lin.bias)
         else:
-            out = self.lin_l(self.propagate(edge_index, x=x, size=size))
-        if self.root_weight and root is not None:
-            out = out + self.lin_r(root)
+            out = lin(self.propagate(edge_index, x=x, size=size))
+            out = out if root is None else out + root
         return F.normalize(out, p=2.0, dim=-1) if self.normalize else out
-
-    def _narrows(self, x: Tensor) -> bool:
-        """Whether to transform before aggregating: only where nobody could tell."""
-        lin = self.lin_l
-        if self._fused is None or len(self._fused) != 1 or self._fused[0][0] not in ("sum", "mean"):
-            return False
-        if (
-            type(lin) is not Linear
-            or isinstance(lin.weight, UninitializedParameter)
-            or lin.weight.shape[0] >= lin.weight.shape[1]
-        ):
-            return False
-        if lin._forward_hooks or lin._forward_pre_hooks or torch.is_autocast_enabled(x.device.type):
-            return False
-        return self._may_fuse()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.in_channels}, {self.out_channels}, aggr={self.aggr})"

@@ -1,6 +1,7 @@
 // The CPU kernels on exactly sized buffers, built with -fsanitize=address: any access past
 // an end stops the run. What they compute is tested in tests/test_native_cpu.py. Built and run by
 // tests/test_cpu_asan.py.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -9,6 +10,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "cpu/build.h"
 #include "cpu/edge_kernels.h"
 #include "cpu/kernels.h"
 #include "cpu/schedule.h"
@@ -114,22 +116,28 @@ void run_all(int64_t width, int64_t heads, int64_t hub) {
   }
 }
 
-template <typename Key, typename Result>
+template <typename Key, typename Index>
 void run_build(int64_t size, int64_t n) {
   std::unique_ptr<Key[]> key(new Key[size]);
   for (int64_t i = 0; i < size; ++i) key[i] = static_cast<Key>((i * 7919) % n);
-  std::unique_ptr<Result[]> rowptr(new Result[n + 1]), perm(new Result[size]);
+  std::unique_ptr<Index[]> own(new Index[size]), other(new Index[size]);
+  std::unique_ptr<Index[]> rowptr(new Index[n + 1]), col(new Index[size]), perm(new Index[size]);
+  const bool wide = sizeof(Index) == 8;
   const Indices keys{key.get(), size, 1, sizeof(Key) == 8};
-  group(keys, n, rowptr.get(), perm.get(), sizeof(Result) == 8, serial);
-  for (int64_t i = 1; i < size; ++i) {
-    const Key before = key[perm[i - 1]], here = key[perm[i]];
-    if (before > here || (before == here && perm[i - 1] > perm[i])) {
+  const CooFacts facts = check_coo(keys, keys, n, n, own.get(), other.get(), wide, serial);
+  if (facts.first_bad != -1 || !same_indices(keys, {own.get(), size, 1, wide}, serial))
+    std::exit(1);
+  group({own.get(), other.get(), size, n, wide, rowptr.get(), col.get(), perm.get()}, serial);
+  for (int64_t i = 0; i < size; ++i) {
+    const Key before = i > 0 ? key[perm[i - 1]] : 0, here = key[perm[i]];
+    if (here != col[i] || before > here || (i > 0 && before == here && perm[i - 1] > perm[i])) {
       std::printf("group: not a stable sort at %ld\n", static_cast<long>(i));
       std::exit(1);
     }
   }
-  const CooFacts facts = check_coo(keys, keys, n, n, serial);
-  if (facts.first_bad != -1) std::exit(1);
+  const std::unique_ptr<Index[]> again(new Index[n + 1]);
+  find_rowptr(col.get(), size, n, again.get(), wide, serial);
+  if (!std::equal(again.get(), again.get() + n + 1, rowptr.get())) std::exit(1);
   ++runs;
 }
 
@@ -151,6 +159,7 @@ int main() {
   for (const int64_t size : {0, 1, 1000, 200000}) {
     for (const int64_t n : {1, 5, 3000, 500000}) {
       run_build<int32_t, int32_t>(size, n);
+      run_build<int64_t, int32_t>(size, n);
       run_build<int64_t, int64_t>(size, n);
     }
   }

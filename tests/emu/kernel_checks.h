@@ -123,32 +123,44 @@ struct Graph {
   }
 };
 
-// What a warm plan lists of a graph's long rows.
+// What a warm plan lists: each row, or its pieces, in an order of no meaning.
 struct Items {
   std::unique_ptr<Buffer<int4>> list;
   int num_items = 0, num_merges = 0, num_slots = 0;
 
   template <typename Index>
-  Items(const Graph<Index>& g, int64_t long_row, int64_t chunk) {
-    std::vector<int4> chunks, merges;
+  Items(const Graph<Index>& g, int64_t chunk) {
+    std::vector<int4> pieces, merges;
     for (int64_t r = 0; r < g.rows; ++r) {
       const int begin = int(g.rowptr[r]), end = int(g.rowptr[r + 1]);
-      if (end - begin <= long_row) continue;
       const bool split = end - begin > chunk;
       const int first_slot = num_slots;
-      for (int from = begin; from < end; from += int(chunk)) {
+      int from = begin;
+      do {
         const int to = std::min(from + int(chunk), end);
-        chunks.push_back(make_int4(int(r), from, to, split ? num_slots++ : -1));
-      }
+        pieces.push_back(make_int4(int(r), from, to, split ? num_slots++ : -1));
+        from = to;
+      } while (from < end);
       if (split) merges.push_back(make_int4(int(r), first_slot, num_slots, 0));
     }
-    num_items = int(chunks.size());
+    num_items = int(pieces.size());
     num_merges = int(merges.size());
-    chunks.insert(chunks.end(), merges.begin(), merges.end());
-    list = std::make_unique<Buffer<int4>>(chunks.size());
-    std::copy(chunks.begin(), chunks.end(), list->data());
+    for (int i = num_items - 1; i > 0; --i)
+      std::swap(pieces[size_t(i)], pieces[size_t(below(i + 1))]);
+    pieces.insert(pieces.end(), merges.begin(), merges.end());
+    list = std::make_unique<Buffer<int4>>(pieces.size());
+    std::copy(pieces.begin(), pieces.end(), list->data());
   }
 };
+
+template <typename T>
+constexpr gsp::Dtype kDtype = gsp::Dtype::kFloat32;
+template <>
+constexpr gsp::Dtype kDtype<double> = gsp::Dtype::kFloat64;
+template <>
+constexpr gsp::Dtype kDtype<__half> = gsp::Dtype::kFloat16;
+template <>
+constexpr gsp::Dtype kDtype<__nv_bfloat16> = gsp::Dtype::kBFloat16;
 
 template <typename T>
 constexpr double kRounding = 0x1p-24;  // half an ulp of 1

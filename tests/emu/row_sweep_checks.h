@@ -1,4 +1,5 @@
-// Runs a row sweep cold and warm, and in every order of threads: all must leave the same bits.
+// Runs a row sweep without a plan and under several, each in every order of threads, which must
+// leave the same bits.
 #pragma once
 
 #include "cuda/row_sweep_launch.cuh"
@@ -37,29 +38,24 @@ struct Layout {
   int offset = 0;  // elements past a 16-byte boundary
 };
 
-struct Outputs {
-  bool wide = false, arg = false;
-};
-
-template <typename T, typename Index>
+template <typename Out, typename Index>
 struct Results {
-  Buffer<T> out;
-  Buffer<acc_t<T>> wide;
+  Buffer<Out> out;
   Buffer<Index> arg;
-  Results(const RowSweep& p, Outputs which)
-      : out(which.wide ? 0 : size_t(p.rows * p.width), 0, kUnwritten),
-        wide(which.wide ? size_t(p.rows * p.width) : 0, 0, kUnwritten),
-        arg(which.arg ? size_t(p.rows * p.width) : 0, 0, kUnwritten) {}
+  Results(const RowSweep& p, bool with_arg)
+      : out(size_t(p.rows * p.width), 0, kUnwritten),
+        arg(with_arg ? size_t(p.rows * p.width) : 0, 0, kUnwritten) {}
 };
 
-template <typename T, typename Index>
-std::unique_ptr<Results<T, Index>> sweep_once(const char* name, RowSweep p, Outputs which,
-                                              const Items* items, emu::Order order,
-                                              const Launcher& launcher) {
-  auto results = std::make_unique<Results<T, Index>>(p, which);
-  if (!which.wide) p.out = results->out.data();
-  if (which.wide) p.out_wide = results->wide.data();
-  if (which.arg) p.out_arg = results->arg.data();
+template <typename T, typename Index, typename Out>
+std::unique_ptr<Results<Out, Index>> sweep_once(const char* name, RowSweep p, bool with_arg,
+                                                const Items* items, emu::Order order,
+                                                const Launcher& launcher) {
+  auto results = std::make_unique<Results<Out, Index>>(p, with_arg);
+  p.out = results->out.data();
+  p.dtype = kDtype<T>;
+  p.out_dtype = kDtype<Out>;
+  if (with_arg) p.out_arg = results->arg.data();
   const size_t slots = items == nullptr ? 0 : size_t(items->num_slots);
   Buffer<acc_t<T>> scratch(slots * size_t(p.width));
   Buffer<Index> scratch_arg(slots * size_t(p.width));
@@ -68,7 +64,6 @@ std::unique_ptr<Results<T, Index>> sweep_once(const char* name, RowSweep p, Outp
     p.num_items = items->num_items;
     p.num_merges = items->num_merges;
     p.num_slots = items->num_slots;
-    p.listed = true;
     p.scratch = scratch.data();
     p.scratch_arg = scratch_arg.data();
   }
@@ -77,10 +72,11 @@ std::unique_ptr<Results<T, Index>> sweep_once(const char* name, RowSweep p, Outp
   return results;
 }
 
-template <typename T, typename Index>
-std::unique_ptr<Results<T, Index>> sweep(const char* name, RowSweep p, Outputs which,
-                                         const Graph<Index>& g, const Shape& shape,
-                                         const Launcher& launcher) {
+// All that the launcher may be asked for; the first is without a plan.
+template <typename T, typename Index, typename Out = T>
+std::vector<std::unique_ptr<Results<Out, Index>>> sweep(const char* name, RowSweep p, bool with_arg,
+                                                        const Graph<Index>& g, const Shape& shape,
+                                                        const Launcher& launcher) {
   using emu::Order;
   p.wide_index = sizeof(Index) == 8;
   p.rowptr = g.rowptr.data();
@@ -89,23 +85,33 @@ std::unique_ptr<Results<T, Index>> sweep(const char* name, RowSweep p, Outputs w
   p.edges = g.edges;
   p.long_row = shape.long_row;
   p.chunk = shape.chunk;
-  const Items items(g, shape.long_row, shape.chunk);
-  auto first = sweep_once<T, Index>(name, p, which, nullptr, Order::kForward, launcher);
-  const auto again = [&](const char* how, const Items* plan, Order order) {
-    const auto other = sweep_once<T, Index>(name, p, which, plan, order, launcher);
-    expect(same_bits(first->out, other->out) && same_bits(first->wide, other->wide),
-           "%s, width %d, %d heads: other values %s", name, p.width, p.heads, how);
-    expect(same_bits(first->arg, other->arg), "%s, width %d, %d heads: other positions %s", name,
-           p.width, p.heads, how);
+  std::vector<std::unique_ptr<Results<Out, Index>>> all;
+  const auto run = [&](const char* how, const Items* items) {
+    auto first = sweep_once<T, Index, Out>(name, p, with_arg, items, Order::kForward, launcher);
+    for (const Order order : {Order::kReverse, Order::kShuffled}) {
+      const auto other = sweep_once<T, Index, Out>(name, p, with_arg, items, order, launcher);
+      expect(same_bits(first->out, other->out) && same_bits(first->arg, other->arg),
+             "%s, width %d, %d heads, %s: other values in another order", name, p.width, p.heads,
+             how);
+    }
+    all.push_back(std::move(first));
   };
-  again("cold, reverse", nullptr, Order::kReverse);
-  again("cold, shuffled", nullptr, Order::kShuffled);
-  if (items.num_items > 0) {
-    again("warm, forward", &items, Order::kForward);
-    again("warm, reverse", &items, Order::kReverse);
-    again("warm, shuffled", &items, Order::kShuffled);
-  }
-  return first;
+  run("rows", nullptr);
+  if (p.wide_index) return all;
+  const Items items(g, shape.chunk);
+  // What is chosen for short rows, for longer ones whose sources do not fit the L2, and for very
+  // long ones, which have kernels of their own.
+  p.cols = 29;
+  run("items", &items);
+  p.l2_bytes = 29 * 16 * 12;
+  p.edges = 20 * int64_t(items.num_items);
+  run("items, 2 passes", &items);
+  p.l2_bytes = int64_t(1) << 20;
+  p.edges = 200 * int64_t(items.num_items);
+  run("items, long", &items);
+  p.geometry = {2, 1, 4};
+  run("items, 2 lanes, 4 groups", &items);
+  return all;
 }
 
 // Weights [edges, max(heads, 1)].

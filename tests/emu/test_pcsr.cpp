@@ -81,9 +81,12 @@ struct Case {
   bool src_scale = false, dst_scale = false, mean = false;
   int warps = 4, fold = 1;
   int pad = 0, offset = 0;  // of x: elements between rows, and past a 16-byte boundary
+  // What is added to a sum, and how that lies in memory.
+  bool self = false, self_scale = false, by_row = false, bias = false, relu = false;
+  int end_pad = 0, end_offset = 0;
 };
 
-template <typename T, typename Index = int>
+template <typename T, typename Index = int, typename Out = T>
 void check_pcsr(const char* name, const std::vector<int>& lengths, Case with,
                 bool special = false) {
   const int num_cols = 29, width = with.width, height = with.height;
@@ -113,10 +116,20 @@ void check_pcsr(const char* name, const std::vector<int>& lengths, Case with,
   for (int i = 0; i < num_cols; ++i) src_scale[i] = acc_t<T>(uniform());
   for (int64_t r = 0; r < g.rows; ++r) dst_scale[r] = acc_t<T>(1.5 + uniform());
 
+  Matrix<T> self(g.rows, width, with.end_pad, size_t(with.end_offset));
+  self.fill([](int64_t, int64_t) { return uniform(); });
+  Buffer<acc_t<T>> self_scale(with.by_row ? size_t(g.rows) : 1);
+  for (int64_t r = 0; r < (with.by_row ? g.rows : 1); ++r)
+    self_scale[r] = acc_t<T>(1.5 + uniform());
+  Buffer<acc_t<T>> bias(size_t(width), size_t(with.end_offset));
+  for (int f = 0; f < width; ++f) bias[f] = acc_t<T>(uniform());
+
   const auto ptr = buffer_of(format.ptr), target = buffer_of(format.target);
   const auto col = buffer_of(format.col);
   const auto merges = buffer_of(format.merges);
   PcsrSpmm p{};
+  p.dtype = kDtype<T>;
+  p.out_dtype = kDtype<Out>;
   p.wide_rowptr = sizeof(Index) == 8;
   p.rowptr = g.rowptr.data();
   p.ptr = ptr->data();
@@ -138,11 +151,17 @@ void check_pcsr(const char* name, const std::vector<int>& lengths, Case with,
   if (with.weight) p.weight = laid_out.data();
   if (with.src_scale) p.src_scale = src_scale.data();
   if (with.dst_scale) p.dst_scale = dst_scale.data();
+  if (with.self) p.self = self.data.data();
+  p.self_stride = self.stride;
+  if (with.self_scale) p.self_scale = self_scale.data();
+  p.self_scale_by_row = with.by_row;
+  if (with.bias) p.bias = bias.data();
+  p.relu = with.relu;
 
-  Buffer<T> out(size_t(g.rows * width), 0, kUnwritten);
+  Buffer<Out> out(size_t(g.rows * width), 0, kUnwritten);
   bool first = true;
   for (const auto order : {emu::Order::kForward, emu::Order::kReverse, emu::Order::kShuffled}) {
-    Buffer<T> again(size_t(g.rows * width), 0, kUnwritten);
+    Buffer<Out> again(size_t(g.rows * width), 0, kUnwritten);
     Buffer<acc_t<T>> scratch(size_t(format.num_slots) * size_t(height * width));
     p.out = first ? out.data() : again.data();
     p.scratch = scratch.data();
@@ -164,10 +183,22 @@ void check_pcsr(const char* name, const std::vector<int>& lengths, Case with,
         sum += term;
         magnitude += std::fabs(term);
       }
-      const T got = out[r * width + f];
-      expect(close(got, sum * scale, magnitude * scale, length),
+      sum *= scale;
+      magnitude *= scale;
+      if (with.self) {
+        const double factor = with.self_scale ? double(self_scale[with.by_row ? r : 0]) : 1;
+        sum += factor * double(widen<T>(self.at(r, f)));
+        magnitude += std::fabs(factor * double(widen<T>(self.at(r, f))));
+      }
+      if (with.bias) {
+        sum += double(bias[f]);
+        magnitude += std::fabs(double(bias[f]));
+      }
+      if (with.relu && sum <= 0) sum = 0;
+      const Out got = out[r * width + f];
+      expect(close(got, sum, magnitude, length),
              "%s, V %d, width %d: row %d of %d edges, column %d: got %.9g, expected %.9g", name,
-             height, width, int(r), int(length), int(f), double(widen<T>(got)), sum * scale);
+             height, width, int(r), int(length), int(f), double(widen<Out>(got)), sum);
     }
   }
 }
@@ -243,6 +274,30 @@ void test_float() {
   }
 }
 
+// Everything that is added at the end, of whole panels and of merged ones, in every alignment,
+// stored as every type.
+template <typename T, typename Out>
+void test_end(const char* name) {
+  for (const int height : {1, 2}) {
+    for (const int width : {3, 34, 64, 264}) {
+      Case c{height, 16, width};
+      c.self = c.bias = c.relu = true;
+      c.shuffled = width == 64;
+      check_pcsr<T, int, Out>(name, kMixed, c, true);
+      c.self_scale = c.mean = c.weight = true;
+      check_pcsr<T, int, Out>(name, kMixed, c);
+      c.weight = false;
+      c.by_row = c.src_scale = c.dst_scale = true;
+      c.fold = 2;
+      check_pcsr<T, int, Out>(name, kMixed, c);
+      c.end_pad = width == 34 ? 1 : 2;
+      c.end_offset = width == 64 ? 2 : width == 264 ? 1 : 0;
+      check_pcsr<T, int, Out>(name, kMixed, c);
+    }
+    check_pcsr<T, int, Out>(name, kMixed, {height, 16, 64});
+  }
+}
+
 // The other dtypes: what is theirs are vectors, conversions and rounding.
 template <typename T>
 void test_other(const char* name) {
@@ -277,5 +332,10 @@ int main() {
   test_other<double>("double");
   test_other<__half>("half");
   test_other<__nv_bfloat16>("bfloat16");
+  test_end<float, float>("end");
+  test_end<float, __half>("end, to half");
+  test_end<double, double>("end, double");
+  test_end<__half, __half>("end, half");
+  test_end<__nv_bfloat16, float>("end, bfloat16 to float");
   return checks::finish();
 }

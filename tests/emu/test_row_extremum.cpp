@@ -91,16 +91,20 @@ void check_extremum(const char* name, bool minimum, const Shape& shape, int widt
   Problem<T, Index> problem(shape, width, with.weighted, with.heads, with.layout);
   RowSweep p = problem.sweep_args();
   if (with.perm) p.perm = problem.g.perm.data();
-  const auto results = sweep<T, Index>(name, p, {false, arg}, problem.g, shape, launcher);
+  const auto all = sweep<T, Index>(name, p, arg, problem.g, shape, launcher);
+  for (const auto& other : all) {
+    expect(same_bits(all[0]->out, other->out) && same_bits(all[0]->arg, other->arg),
+           "%s, width %d: other values under a plan", name, width);
+  }
   for (int64_t r = 0; r < problem.g.rows; ++r) {
     for (int64_t f = 0; f < width; ++f) {
       const auto [value, at] = extremum(problem, minimum, r, f);
-      const T got = results->out[r * width + f];
+      const T got = all[0]->out[r * width + f];
       expect(identical(got, value), "%s, width %d: row %d, column %d: got %g, expected %g", name,
              width, int(r), int(f), double(widen<T>(got)), double(widen<T>(value)));
       if (!arg) continue;
       const int64_t id = at < 0 || !with.perm ? at : int64_t(problem.g.perm[at]);
-      const int64_t got_id = results->arg[r * width + f];
+      const int64_t got_id = all[0]->arg[r * width + f];
       expect(got_id == id, "%s, width %d: row %d, column %d: got edge %d, expected %d", name, width,
              int(r), int(f), int(got_id), int(id));
     }
@@ -135,7 +139,7 @@ void check_arg_backward(const char* name, const Shape& shape, int width, Options
   RowSweep p = problem.sweep_args();
   p.arg = arg.data();
   if (with.perm) p.perm = g.perm.data();
-  const auto results = sweep<T, Index>(name, p, {}, g, shape, launcher);
+  const auto all = sweep<T, Index>(name, p, false, g, shape, launcher);
   std::vector<double> want(size_t(g.rows * width)), magnitude(want.size());
   for (int64_t j = 0; j < g.edges; ++j) {
     for (int64_t f = 0; f < width; ++f) {
@@ -146,7 +150,7 @@ void check_arg_backward(const char* name, const Shape& shape, int width, Options
       magnitude[size_t(g.row_of(j) * width + f)] += std::fabs(term);
     }
   }
-  check_sums(name, problem, *results, want, magnitude);
+  for (const auto& results : all) check_sums(name, problem, *results, want, magnitude);
 }
 
 template <typename T, typename Index = int>
@@ -161,13 +165,17 @@ void check_tie_count(const char* name, const Shape& shape, int width, Options wi
   RowSweep p = problem.sweep_args();
   p.own = best.data.data();
   p.own_stride = best.stride;
-  const auto results = sweep<T, Index>(name, p, {true, false}, g, shape, launcher);
+  const auto all = sweep<T, Index, acc_t<T>>(name, p, false, g, shape, launcher);
+  for (const auto& other : all) {
+    expect(same_bits(all[0]->out, other->out), "%s, width %d: other counts under a plan", name,
+           width);
+  }
   for (int64_t r = 0; r < g.rows; ++r) {
     for (int64_t f = 0; f < width; ++f) {
       int count = 0;
       for (int64_t j = g.rowptr[r]; j < g.rowptr[r + 1]; ++j)
         count += tie(problem.message(j, f, problem.x.at(g.col[j], f)), best.at(r, f));
-      const double got = double(results->wide[r * width + f]);
+      const double got = double(all[0]->out[r * width + f]);
       expect(got == count, "%s, width %d: row %d, column %d: got %g ties, expected %d", name, width,
              int(r), int(f), got, count);
     }
@@ -194,7 +202,7 @@ void check_tie_backward(const char* name, const Shape& shape, int width, Options
   p.other_stride = best.stride;
   p.own = features.data.data();
   p.own_stride = features.stride;
-  const auto results = sweep<T, Index>(name, p, {}, g, shape, launcher);
+  const auto all = sweep<T, Index>(name, p, false, g, shape, launcher);
   std::vector<double> want(size_t(g.rows * width)), magnitude(want.size());
   for (int64_t r = 0; r < g.rows; ++r) {
     for (int64_t j = g.rowptr[r]; j < g.rowptr[r + 1]; ++j) {
@@ -207,7 +215,7 @@ void check_tie_backward(const char* name, const Shape& shape, int width, Options
       }
     }
   }
-  check_sums(name, problem, *results, want, magnitude);
+  for (const auto& results : all) check_sums(name, problem, *results, want, magnitude);
 }
 
 void test_float() {
@@ -262,19 +270,19 @@ void test_other_dtypes() {
   check_extremum<__half>("half max", false, kTwoGroups, 16, {true, 2, true, {8, 0}}, max);
   check_extremum<__half>("half max", false, kMixed, 8, {}, max);
   check_arg_backward<__half>("half arg backward", kMixed, 64, {}, [](const RowSweep& p) {
-    return launch<ArgBackwardOp, __half, int, 8, 1>(p, nullptr);
+    return launch_vectors<ArgBackwardOp, __half, 8, false>(p, nullptr);
   });
   check_tie_count<__half>("half tie count", kMixed, 64, {}, [](const RowSweep& p) {
-    return launch<TieCountOp, __half, int, 8, 1>(p, nullptr);
+    return launch_vectors<TieCountOp, __half, 8, false>(p, nullptr);
   });
   check_tie_backward<__half>("half tie backward", kMixed, 64, {}, [](const RowSweep& p) {
-    return launch<TieBackwardOp, __half, int, 8, 1>(p, nullptr);
+    return launch_vectors<TieBackwardOp, __half, 8, false>(p, nullptr);
   });
   check_extremum<__nv_bfloat16>("bfloat16 min", true, kMixed, 16, {}, [](const RowSweep& p) {
-    return launch<MinOp, __nv_bfloat16, int, 8, 1>(p, nullptr);
+    return launch_vectors<MinOp, __nv_bfloat16, 8, false>(p, nullptr);
   });
   check_tie_count<double>("double tie count", kMixed, 16, {true, 4}, [](const RowSweep& p) {
-    return launch<TieCountOp, double, int, 2, 1>(p, nullptr);
+    return launch_vectors<TieCountOp, double, 2, false>(p, nullptr);
   });
 }
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, MinAggregation, SumAggregation
 
 from ...cache import graph_of
 from ...functional import SCATTER_TIE, spmm
@@ -14,6 +15,22 @@ from ...graph import Graph
 from .lazy import Pending, constant
 
 _policy = "auto"
+
+#: Aggregations that are one kernel.
+REDUCTIONS = {SumAggregation: "sum", MeanAggregation: "mean", MaxAggregation: "max", MinAggregation: "min"}
+
+
+def policy() -> str:
+    """How plans are chosen now."""
+    return _policy
+
+
+def hooked(module: Any) -> bool:
+    """Whether somebody looks at what an aggregation is given, or has exchanged what it does."""
+    own = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    every = torch.nn.modules.module
+    everywhere = every._global_forward_hooks or every._global_forward_pre_hooks or every._global_backward_hooks
+    return bool(own or everywhere or "forward" in module.__dict__)
 
 
 def set_policy(policy: str) -> None:
@@ -106,7 +123,7 @@ def run(p: Pending, index: Tensor, dim_size: int, dim: int, reduce: str, scatter
     p.check()
     graph = graph_for(p, index, dim_size)
     x = p.src if p.dim == 0 else p.src.movedim(p.dim, 0)
-    tie = "first" if not scatter_reduce and _torch_scatter(p) else SCATTER_TIE
+    tie = SCATTER_TIE if scatter_reduce else tie_rule(p.src, p.requires_grad)
     weight = p.weight()
     if weight is not None and weight.dtype != p.dtype:
         weight = weight.to(p.dtype)
@@ -117,11 +134,12 @@ def run(p: Pending, index: Tensor, dim_size: int, dim: int, reduce: str, scatter
     return out if p.dim == 0 else out.movedim(0, p.dim).contiguous()
 
 
-def _torch_scatter(p: Pending) -> bool:
-    """Whether PyG would use torch_scatter here, which gives the gradient of a maximum to one edge alone."""
+def tie_rule(x: Tensor, requires_grad: bool) -> str:
+    """Who gets the gradient of a maximum of `x`: as stock PyG has it, where torch_scatter gives it to one edge."""
     import torch_geometric.typing
 
-    return bool(torch_geometric.typing.WITH_TORCH_SCATTER) and p.src.is_cuda and p.requires_grad
+    first = bool(torch_geometric.typing.WITH_TORCH_SCATTER) and x.is_cuda and requires_grad
+    return "first" if first else SCATTER_TIE
 
 
 # ---------------------------------------------------------------------- several at once, as PyG's FusedAggregation

@@ -11,14 +11,14 @@ import torch
 import torch_geometric
 import torch_geometric.typing
 from torch import Tensor
-from torch_geometric.nn.aggr import Aggregation, MaxAggregation, MeanAggregation, MinAggregation, SumAggregation
+from torch_geometric.nn.aggr import Aggregation, MaxAggregation, SumAggregation
 from torch_geometric.nn.aggr.fused import FusedAggregation
 from torch_geometric.nn.conv import MessagePassing
 
 from ... import _native
 from ..._config import env, log
 from ...kernels import DTYPES
-from . import aggregate, memo
+from . import aggregate, direct, memo
 from .lazy import PLAIN, LazyMessage, Pending, constant, saved_tensor_hooks, wrap
 from .operations import is_lazy
 from .records import Record, record_of
@@ -43,6 +43,18 @@ def _memo_active() -> bool:
     if _count == 0 and not getattr(_local, "inside", 0):
         return False
     return not _host_only()
+
+
+def _adapts(layer: Any) -> bool:
+    """Whether `layer` may run as a whole: unlike the lazy gather, also while torch.compile traces it."""
+    if torch.compiler.is_compiling():
+        return _active(layer) and not _exporting()
+    return _active(layer) and not _host_only()
+
+
+def _exporting() -> bool:
+    # Not is_exporting(), which is True in everything that dynamo of torch 2.11 traces.
+    return bool(getattr(torch.compiler, "_is_exporting_flag", False))
 
 
 def _host_only() -> bool:
@@ -140,9 +152,6 @@ def _trusted(layer: Any, record: Record) -> bool:
     return record.trusted[1]
 
 
-_REDUCTIONS = {SumAggregation: "sum", MeanAggregation: "mean", MaxAggregation: "max", MinAggregation: "min"}
-
-
 def _aggregate(
     self: Any,
     x: Tensor,
@@ -153,17 +162,14 @@ def _aggregate(
     **kwargs: Any,
 ) -> Any:
     original = _original(Aggregation, "__call__")
-    if not is_lazy(x) or not (type(self) in _REDUCTIONS or type(self) is FusedAggregation):
+    if not is_lazy(x) or not (type(self) in aggregate.REDUCTIONS or type(self) is FusedAggregation):
         return original(self, x, index=index, ptr=ptr, dim_size=dim_size, dim=dim, **kwargs)
     p: Pending = x.pending  # type: ignore[attr-defined]
-    hooked = self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks
-    hooked = hooked or "forward" in self.__dict__
     vector = None if index is None else aggregate.index_vector(p, dim, index, expanded=False)
     result: Any = None
     if (
         not kwargs
-        and not hooked
-        and not _global_hooks()
+        and not aggregate.hooked(self)
         and vector is not None
         and not (ptr is not None and self._deterministic)
     ):
@@ -173,15 +179,10 @@ def _aggregate(
             if type(self) is FusedAggregation:
                 result = aggregate.run_many(p, self.aggr_names, self.semi_grad, vector, dim_size, dim)
             else:
-                result = aggregate.run(p, vector, dim_size, dim, _REDUCTIONS[type(self)])
+                result = aggregate.run(p, vector, dim_size, dim, aggregate.REDUCTIONS[type(self)])
     if result is None:
         return original(self, x, index=index, ptr=ptr, dim_size=dim_size, dim=dim, **kwargs)
     return result
-
-
-def _global_hooks() -> bool:
-    module = torch.nn.modules.module
-    return bool(module._global_forward_hooks or module._global_forward_pre_hooks or module._global_backward_hooks)
 
 
 def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -236,9 +237,11 @@ def _install() -> None:
         _saved.append((owner, name, old, new))
         setattr(owner, name, new)
     memo.install(_memo_active)
+    direct.install(_adapts)
 
 
 def _uninstall() -> None:
+    direct.uninstall()
     memo.uninstall()
     while _saved:
         owner, name, old, new = _saved.pop()

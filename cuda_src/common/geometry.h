@@ -1,0 +1,64 @@
+// How the threads of a warp share rows and columns: the one place where it is decided, for the
+// launcher and for what `explain` prints. No CUDA here.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+namespace gsp {
+
+// `lanes` threads of `fold` vectors of 16 bytes cover `lanes * fold` vectors of a row in one pass;
+// `parallel` such groups share a row. lanes * parallel <= 32, both powers of two.
+struct Geometry {
+  int lanes = 0, fold = 1, parallel = 1;
+};
+
+inline int power_of_two_from(int64_t v) {
+  int p = 1;
+  while (p < v) p *= 2;
+  return p;
+}
+
+// Threads that keep a large GPU busy: 132 multiprocessors of 31 warps.
+constexpr int64_t kFill = 1 << 17;
+
+// What the choice looks at.
+struct Work {
+  int64_t rows = 0, edges = 0, cols = 0;
+  int64_t vectors = 0;  // of 16 bytes, that a row of features has
+  int64_t l2_bytes = 0;
+  bool can_fold = false;  // whether a thread may own two vectors
+};
+
+// Measured on an H200 (docs/benchmarks.md):
+// - Two vectors a thread and one group a row are best for all but the narrowest and the longest
+//   rows: fewer threads read the indices, and a warp holds more rows in flight.
+// - Passes of 256 bytes keep more of what neighbouring rows share in the L1; where those of all
+//   sources do not fit the L2 but half of them do, passes of 128. Each pass reads the indices
+//   again, so the shortest rows take one.
+inline Geometry choose_geometry(const Work& w) {
+  const int64_t degree = w.rows > 0 ? w.edges / w.rows : 0;
+  const auto fits = [&](int64_t vectors) { return w.cols * vectors * 16 <= w.l2_bytes / 4 * 3; };
+  int64_t pass = std::max<int64_t>(w.vectors, 1);
+  if (degree >= 7 && pass > 8) pass = !fits(std::min<int64_t>(pass, 16)) && fits(8) ? 8 : 16;
+  pass = std::min<int64_t>(pass, w.vectors);
+  Geometry g;
+  g.lanes = power_of_two_from(std::max<int64_t>(pass, 1));
+  if (w.can_fold && g.lanes >= 8) {
+    g.fold = 2;
+    g.lanes /= 2;
+  }
+  g.lanes = std::min(g.lanes, 32);
+  const int64_t share[] = {w.vectors <= 4 ? 10 : 64, w.vectors <= 4 ? 64 : 128, 128};
+  for (const int64_t edges : share) {
+    if (degree >= edges && g.lanes * g.parallel < 32) g.parallel *= 2;
+  }
+  // What few rows leave idle goes to sharing them.
+  while (g.lanes * g.parallel < 32 && degree >= 8 * g.parallel &&
+         w.rows * g.lanes * g.parallel < kFill) {
+    g.parallel *= 2;
+  }
+  return g;
+}
+
+}  // namespace gsp

@@ -1,0 +1,93 @@
+#include <algorithm>
+
+#include "cuda/coo.cuh"
+#include "cuda/launch.h"
+
+namespace gsp::cuda {
+
+namespace {
+
+unsigned blocks_of(int64_t threads) { return unsigned((threads + kThreads - 1) / kThreads); }
+
+// For kernels whose threads take one element after another.
+unsigned some_blocks(int64_t threads) {
+  return blocks_of(std::min<int64_t>(threads, 4096 * kThreads));
+}
+
+template <typename Key, typename Index>
+void check(const CheckCoo& p, cudaStream_t stream) {
+  GSP_LAUNCH((check_coo<Key, Index>), some_blocks(p.edges), stream, static_cast<const Key*>(p.dst),
+             static_cast<const Key*>(p.src), p.dst_stride, p.src_stride, p.edges, p.num_dst,
+             p.num_src, static_cast<Index*>(p.own_dst), static_cast<Index*>(p.own_src),
+             reinterpret_cast<Fact*>(p.fact));
+}
+
+template <typename A, typename B>
+void compare_as(const Compare& p, cudaStream_t stream) {
+  GSP_LAUNCH((compare<A, B>), some_blocks(p.size), stream, static_cast<const A*>(p.a),
+             static_cast<const B*>(p.b), p.a_stride, p.b_stride, p.size,
+             reinterpret_cast<Fact*>(p.fact));
+}
+
+}  // namespace
+
+cudaError_t check_coo(const CheckCoo& p, cudaStream_t stream) {
+  const cudaError_t error = cudaMemsetAsync(p.fact, 0xff, sizeof(Fact), stream);
+  if (error != cudaSuccess || p.edges == 0) return error;
+  if (p.wide_index) {
+    p.wide_key ? check<int64_t, int64_t>(p, stream) : check<int, int64_t>(p, stream);
+  } else {
+    p.wide_key ? check<int64_t, int>(p, stream) : check<int, int>(p, stream);
+  }
+  return cudaGetLastError();
+}
+
+CooFacts read_fact(int64_t fact) {
+  return {fact >= 0 ? fact : -1, (static_cast<Fact>(fact) & kUnsorted) != 0};
+}
+
+cudaError_t compare(const Compare& p, cudaStream_t stream) {
+  if (p.size == 0) return cudaSuccess;
+  if (p.wide_a) {
+    p.wide_b ? compare_as<int64_t, int64_t>(p, stream) : compare_as<int64_t, int>(p, stream);
+  } else {
+    p.wide_b ? compare_as<int, int64_t>(p, stream) : compare_as<int, int>(p, stream);
+  }
+  return cudaGetLastError();
+}
+
+cudaError_t find_rowptr(bool wide_index, const void* key, int64_t edges, int64_t rows, void* rowptr,
+                        cudaStream_t stream) {
+  if (wide_index) {
+    GSP_LAUNCH((find_rowptr<int64_t>), blocks_of(rows + 1), stream,
+               static_cast<const int64_t*>(key), edges, rows, static_cast<int64_t*>(rowptr));
+  } else {
+    GSP_LAUNCH((find_rowptr<int>), blocks_of(rows + 1), stream, static_cast<const int*>(key), edges,
+               rows, static_cast<int*>(rowptr));
+  }
+  return cudaGetLastError();
+}
+
+bool can_count(const Grouping& p) {
+  return !p.wide_index && p.edges > 0 && std::max(p.edges, p.rows) <= kMaxCounted;
+}
+
+int64_t counting_bytes(const Grouping& p) { return (p.rows + 2 * p.edges) * int64_t(sizeof(int)); }
+
+cudaError_t group_by_counting(const Grouping& p, cudaStream_t stream) {
+  const auto *key = static_cast<const int*>(p.key), *other = static_cast<const int*>(p.other);
+  auto *rowptr = static_cast<int*>(p.rowptr), *col = static_cast<int*>(p.col),
+       *perm = static_cast<int*>(p.perm);
+  const int edges = int(p.edges), rows = int(p.rows);
+  int* count = static_cast<int*>(p.scratch);
+  int *rank = count + rows, *slot = rank + edges;
+  const cudaError_t error = cudaMemsetAsync(count, 0, rows * sizeof(int), stream);
+  if (error != cudaSuccess) return error;
+  GSP_LAUNCH(count_keys, blocks_of(edges), stream, key, edges, count, rank);
+  GSP_LAUNCH(scan_counts, unsigned(rows / (kThreads * kScanRows) + 1), stream, count, rows, rowptr);
+  GSP_LAUNCH(deal_edges, blocks_of(edges), stream, key, rank, rowptr, edges, slot);
+  GSP_LAUNCH(order_rows, blocks_of(edges), stream, key, other, rowptr, slot, edges, perm, col);
+  return cudaGetLastError();
+}
+
+}  // namespace gsp::cuda

@@ -1,0 +1,112 @@
+// What becomes of the sum of a row's messages before it is written: for every kernel that adds.
+#pragma once
+
+#include "cuda/launch.h"
+#include "cuda/vec.cuh"
+
+namespace gsp::cuda {
+
+// out = act(dst_scale * (sum / edges of the row, where `mean`) + self_scale * self + bias), each
+// part where it is asked for. All branches are the same for every thread of a launch.
+template <typename T>
+struct Epilogue {
+  const acc_t<T>* dst_scale;   // [rows], or null
+  const T* self;               // [rows, width], or null
+  const acc_t<T>* self_scale;  // [rows], or a single one, or null for 1
+  const acc_t<T>* bias;        // [width], or null
+  void* out;                   // [rows, width] of out_dtype
+  int64_t self_stride;         // elements between rows of self
+  int width;
+  Dtype out_dtype;  // any for accumulation in float, float64 for double
+  bool plain;       // out is the sum itself, of type T: most rows are short, and then this counts
+  bool self_scale_by_row;
+  bool bias_aligned;  // to 16 bytes
+  bool mean;
+  bool relu;
+};
+
+template <typename T>
+Epilogue<T> epilogue_of(const SumEnd& p) {
+  Epilogue<T> e{};
+  e.dst_scale = static_cast<const acc_t<T>*>(p.dst_scale);
+  e.self = static_cast<const T*>(p.self);
+  e.self_scale = static_cast<const acc_t<T>*>(p.self_scale);
+  e.bias = static_cast<const acc_t<T>*>(p.bias);
+  e.out = p.out;
+  e.self_stride = p.self_stride;
+  e.width = p.width;
+  e.out_dtype = p.out_dtype;
+  e.plain = p.dst_scale == nullptr && p.self == nullptr && p.bias == nullptr && !p.mean &&
+            !p.relu && p.out_dtype == p.dtype;
+  e.self_scale_by_row = p.self_scale_by_row;
+  e.bias_aligned = reinterpret_cast<uintptr_t>(p.bias) % 16 == 0;
+  e.mean = p.mean;
+  e.relu = p.relu;
+  return e;
+}
+
+template <typename Out, int kVec, typename Acc>
+__device__ __forceinline__ void store_as(void* out, int64_t at, const Acc (&v)[kVec]) {
+  Out narrowed[kVec];
+#pragma unroll
+  for (int i = 0; i < kVec; ++i) narrowed[i] = narrow<Out>(v[i]);
+  store_wide<Out, kVec>(static_cast<Out*>(out) + at, narrowed);
+}
+
+// Writes columns [column, column + kVec) of a row of `length` edges, whose sums are `v`. Products
+// are rounded one by one, whatever is around them, so that every kernel writes the same bits.
+template <int kVec, typename T>
+__device__ __forceinline__ void finish_sum(const Epilogue<T>& e, int64_t row, int64_t length,
+                                           int column, acc_t<T> (&v)[kVec]) {
+  using Acc = acc_t<T>;
+  if (e.plain) return store_as<T>(e.out, row * e.width + column, v);
+  keep(row);
+  keep(column);
+  if (e.mean) {
+    const Acc count = Acc(length > 1 ? length : 1);
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) v[i] /= count;
+  }
+  if (e.dst_scale != nullptr) {
+    const Acc scale = e.dst_scale[row];
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) v[i] = multiply(v[i], scale);
+  }
+  if (e.self != nullptr) {
+    const Acc scale =
+        e.self_scale == nullptr ? Acc(1) : e.self_scale[e.self_scale_by_row ? row : 0];
+    const Vec<T, kVec> x = load<T, kVec>(e.self + row * e.self_stride + column);
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) v[i] = multiply_add(widen<T>(x.v[i]), scale, v[i]);
+  }
+  if (e.bias != nullptr) {
+    Vec<Acc, kVec> bias;
+    if (e.bias_aligned) {
+      bias = load_wide_if<Acc, kVec>(true, e.bias + column);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) bias.v[i] = e.bias[column + i];
+    }
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) v[i] += bias.v[i];
+  }
+  if (e.relu) {
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) v[i] = v[i] <= Acc(0) ? Acc(0) : v[i];  // NaN stays
+  }
+  const int64_t at = row * e.width + column;
+  if constexpr (sizeof(Acc) == 8) {
+    store_as<double>(e.out, at, v);
+  } else {
+    switch (e.out_dtype) {
+      case Dtype::kFloat16:
+        return store_as<__half>(e.out, at, v);
+      case Dtype::kBFloat16:
+        return store_as<__nv_bfloat16>(e.out, at, v);
+      default:
+        return store_as<float>(e.out, at, v);
+    }
+  }
+}
+
+}  // namespace gsp::cuda

@@ -1,0 +1,279 @@
+"""Aggregation with what graph convolutions do around it, in the same kernel: for layers and integrations.
+
+``out = act(dst_scale * A (src_scale * x) + self_scale * self_x + bias)``. Its derivative by `x` is the same form on the
+transposed graph with the scales exchanged, so a layer's forward is one kernel, and so is its way back to the features.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ._native import accumulation_dtype
+from .functional import (
+    _check_features,
+    _dot,
+    _half,
+    _heads,
+    _plan_by_policy,
+    _planned,
+    _rows_first,
+    _sum_raw,
+    _transformed,
+    spmm,
+)
+from .graph import Core, Graph, check_weight
+from .plan import Plan
+
+
+def aggregate(
+    graph: Graph,
+    x: Tensor,
+    weight: Tensor | None = None,
+    reduce: str = "sum",
+    *,
+    src_scale: Tensor | None = None,
+    dst_scale: Tensor | None = None,
+    self_x: Tensor | None = None,
+    self_scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    relu: bool = False,
+    dtype: torch.dtype | None = None,
+    policy: str = "auto",
+) -> Tensor:
+    """``relu(dst_scale * reduce(weight * src_scale * x) + self_scale * self_x + bias)``, each part where it is given.
+
+    Accumulated in float32 at least and rounded once. Differentiable by `x`, `weight`, `self_x`, `self_scale` and
+    `bias`, any number of times; the scales are constants. Nothing of the size of the edges is written.
+
+    Args:
+        graph: the graph; weights that it carries are not used.
+        x: ``[num_src, F]`` float32, float64, float16 or bfloat16.
+        weight: ``[E]`` edge weights in the caller's order.
+        reduce: ``"sum"`` or ``"mean"`` (divides by the number of edges).
+        src_scale: ``[num_src]`` factor of each row of `x`; converted to the dtype of the accumulation, as what follows.
+        dst_scale: ``[num_dst]`` factor of each sum.
+        self_x: ``[num_dst, F]``, added to the sums. Where it is `x` itself, both gradients come out of one kernel.
+        self_scale: its factor, ``[num_dst]`` or ``[1]``; 1 unless given.
+        bias: ``[F]``.
+        relu: whether to apply a ReLU in the end.
+        dtype: of the result; that of `x` (with `weight` and `self_x`) unless given.
+        policy: as in `gnn_spmm_plugin.spmm`.
+
+    Returns:
+        ``[num_dst, F]``.
+
+    Raises:
+        TypeError, ValueError: arguments that do not fit; the message says how.
+    """
+    _check_features(graph, x, graph.num_src, "x", "source nodes")
+    if x.dim() != 2:
+        raise ValueError(f"x must have shape [num_src, features], got {list(x.shape)}")
+    own = self_x is x
+    if weight is not None:
+        check_weight(graph, weight)
+        if weight.dim() != 1:
+            raise ValueError(f"weight must have shape [num_edges], got {list(weight.shape)}")
+    if reduce not in ("sum", "mean"):
+        raise ValueError(f"reduce must be 'sum' or 'mean', got {reduce!r}")
+    if self_x is None and self_scale is not None:
+        raise ValueError("self_scale multiplies self_x, which is not given")
+    for name, scale in (("src_scale", src_scale), ("dst_scale", dst_scale)):
+        if scale is not None and scale.requires_grad:
+            raise ValueError(f"{name} requires a gradient, but is a constant here: multiply x or the result with it")
+    given = [t.dtype for t in (weight, self_x) if t is not None]
+    compute = x.dtype
+    for other in given:
+        compute = torch.promote_types(compute, other)
+    result = compute if dtype is None else dtype
+    if (weight is not None and result != compute) or (result == torch.float64 != compute):
+        compute = torch.promote_types(compute, result)  # the kernel stores what it multiplies weights with
+    x = x.to(compute)
+    if self_x is not None:
+        self_x = x if own else self_x.to(compute)
+    weight = None if weight is None else weight.to(compute)
+    acc = accumulation_dtype(compute)
+    src_scale, dst_scale = _vector(src_scale, acc), _vector(dst_scale, acc)
+    self_scale, bias = _vector(self_scale, acc), _vector(bias, acc)
+    if _transformed():
+        return _plain(graph, x, weight, reduce, src_scale, dst_scale, self_x, self_scale, bias, relu, result)
+    core, flipped, plan = graph._core, graph._flipped, None
+    if policy != "auto":
+        plan = _plan_by_policy(core, flipped, x.shape[1], x.dtype, reduce, policy)
+    if dst_scale is not None and dst_scale is src_scale and torch.compiler.is_compiling():
+        dst_scale = dst_scale.view_as(dst_scale)  # dynamo wants no tensor twice
+    stored = compute if weight is not None or compute == torch.float64 else result
+    form = _Form(core, flipped, own, "rows" if reduce == "mean" else None, relu, stored, plan)
+    out = _aggregate(x, weight, None if own else self_x, self_scale, bias, src_scale, dst_scale, form)
+    return out.to(result)
+
+
+def _vector(t: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """`t` as the kernels read it."""
+    return t if t is None or (t.dtype == dtype and t.is_contiguous()) else t.to(dtype).contiguous()
+
+
+class _Form(NamedTuple):
+    """What an aggregation is besides its tensors.
+
+    Attributes:
+        core, flipped: the graph, or its transpose.
+        own: self_x is x itself.
+        mean: divide by the number of entries of each row ("rows"), or of the column that a term comes from ("cols").
+        relu: apply a ReLU.
+        dtype: of the result.
+        plan: how it runs; None: the graph's own plan.
+    """
+
+    core: Core
+    flipped: bool
+    own: bool
+    mean: str | None
+    relu: bool
+    dtype: torch.dtype
+    plan: Plan | None
+
+    def backward(self, dtype: torch.dtype) -> _Form:
+        """The form that takes a gradient back to `x`, of `dtype`."""
+        other = {"rows": "cols", "cols": "rows", None: None}[self.mean]
+        return _Form(self.core, not self.flipped, self.own, other, False, dtype, None)
+
+
+def _aggregate(
+    x: Tensor,
+    weight: Tensor | None,
+    self_x: Tensor | None,
+    self_scale: Tensor | None,
+    bias: Tensor | None,
+    src_scale: Tensor | None,
+    dst_scale: Tensor | None,
+    form: _Form,
+) -> Tensor:
+    differentiable = (x, weight, self_x, self_scale, bias)
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in differentiable):
+        return _Aggregate.apply(*differentiable, src_scale, dst_scale, form)  # type: ignore[no-any-return]
+    return _aggregate_raw(*differentiable, src_scale, dst_scale, form)
+
+
+def _aggregate_raw(
+    x: Tensor,
+    weight: Tensor | None,
+    self_x: Tensor | None,
+    self_scale: Tensor | None,
+    bias: Tensor | None,
+    src_scale: Tensor | None,
+    dst_scale: Tensor | None,
+    form: _Form,
+) -> Tensor:
+    csr, p = _planned(form.core, form.flipped, form.plan)
+    if form.mean == "cols":
+        inverse = _half(form.core, not form.flipped).inverse_degree(accumulation_dtype(x.dtype))
+        src_scale = inverse if src_scale is None else src_scale * inverse
+    x = _rows_first(x)
+    own = x if form.own else None if self_x is None else _rows_first(self_x)
+    mean = form.mean == "rows"
+    return _sum_raw(csr, p, x, weight, src_scale, dst_scale, mean, own, self_scale, bias, form.relu, form.dtype)
+
+
+class _Aggregate(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        self_x: Tensor | None,
+        self_scale: Tensor | None,
+        bias: Tensor | None,
+        src_scale: Tensor | None,
+        dst_scale: Tensor | None,
+        form: _Form,
+    ) -> Tensor:
+        out = _aggregate_raw(x, weight, self_x, self_scale, bias, src_scale, dst_scale, form)
+        by_weight, by_scale = ctx.needs_input_grad[1], ctx.needs_input_grad[3]
+        ctx.save_for_backward(
+            x if by_weight or (by_scale and form.own) else None,
+            weight,
+            self_x if by_scale else None,
+            self_scale,
+            src_scale,
+            dst_scale,
+            out if form.relu else None,
+        )
+        ctx.form, ctx.dtype = form, x.dtype
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, weight, self_x, self_scale, src_scale, dst_scale, out = ctx.saved_tensors
+        form, dtype, needed = ctx.form, ctx.dtype, ctx.needs_input_grad
+        grad_x = grad_weight = grad_self = grad_scale = grad_bias = None
+        if out is not None:
+            grad = torch.ops.aten.threshold_backward(grad, out, 0)
+        if needed[0]:
+            back = form.backward(dtype)
+            own_scale = self_scale if form.own else None
+            grad_x = _aggregate(grad, weight, None, own_scale, None, dst_scale, src_scale, back)
+        if needed[1]:
+            count = None
+            if form.mean is not None:  # it belongs to the rows of one side
+                side = _half(form.core, form.flipped == (form.mean == "rows"))
+                count = side.inverse_degree(accumulation_dtype(dtype))
+            a = _times(grad, dst_scale, count if form.mean == "rows" else None)
+            b = _times(x, src_scale, count if form.mean == "cols" else None)
+            grad_weight = _dot(form.core, form.flipped, a, b, _heads(weight))
+        if needed[2]:
+            grad_self = (grad if self_scale is None else grad * self_scale.unsqueeze(1)).to(dtype)
+        if needed[3]:
+            grad_scale = _inner(grad, x if form.own else self_x, self_scale)
+        if needed[4]:
+            grad_bias = grad.sum(0, dtype=accumulation_dtype(dtype))
+        return grad_x, grad_weight, grad_self, grad_scale, grad_bias, None, None, None
+
+
+def _times(rows: Tensor, *factors: Tensor | None) -> Tensor:
+    """`rows` ``[N, F]`` with each row multiplied by its factors, in its own dtype."""
+    for factor in factors:
+        if factor is not None:
+            rows = (rows * factor.unsqueeze(1)).to(rows.dtype)
+    return rows
+
+
+def _inner(grad: Tensor, self_x: Tensor, self_scale: Tensor) -> Tensor:
+    """The gradient of `self_scale`: ``grad * self_x``, summed over what it is one factor of."""
+    single = self_scale.shape[0] == 1
+    plain = grad.dtype == self_x.dtype == self_scale.dtype and grad.numel() < 2**31
+    if single and plain and grad.is_contiguous() and self_x.is_contiguous():
+        return torch.dot(grad.view(-1), self_x.view(-1)).view(1)  # writes no products
+    products = grad.to(self_scale.dtype) * self_x
+    return products.sum().view(1) if single else products.sum(1)
+
+
+def _plain(
+    graph: Graph,
+    x: Tensor,
+    weight: Tensor | None,
+    reduce: str,
+    src_scale: Tensor | None,
+    dst_scale: Tensor | None,
+    self_x: Tensor | None,
+    self_scale: Tensor | None,
+    bias: Tensor | None,
+    relu: bool,
+    dtype: torch.dtype,
+) -> Tensor:
+    """The same part by part, for functional transforms."""
+    wide = accumulation_dtype(x.dtype)
+    out = spmm(
+        graph.with_weight(None), _times(x.to(wide), src_scale), None if weight is None else weight.to(wide), reduce
+    )
+    assert isinstance(out, Tensor)
+    out = _times(out, dst_scale)
+    if self_x is not None:
+        out = out + _times(self_x.to(wide), self_scale)
+    out = out if bias is None else out + bias
+    return (out.relu() if relu else out).to(dtype)
+
+
+__all__ = ["aggregate"]

@@ -1,0 +1,132 @@
+"""In which order rows are processed, and what a plan lists of it.
+
+A schedule is a permutation of the rows. It changes which rows are swept at the same time, never where their results go
+nor the order of summation inside a row, so features stay where they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .features import GraphFeatures
+from .graph import Csr
+
+#: The schedules that have a name; others are given as permutations.
+SCHEDULES = ("natural", "degree")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How rows are cut and ordered.
+
+    Attributes:
+        chunk: edges that a piece of a row has at most; in rows of over ``chunk ** 2`` edges their square root, so that
+            neither the pieces nor their number is what takes long.
+        window: items that are sorted by length together, longest first, so that the lane groups of a warp end
+            together while rows that lie together are still swept together. 0: all of them.
+        long: items of more edges go ahead of all others: what is begun last decides when the whole is done.
+    """
+
+    chunk: int
+    window: int
+    long: int
+
+
+def layout_of(f: GraphFeatures) -> Layout:
+    """The layout that was fastest on an H200 on graphs like this one (docs/benchmarks.md).
+
+    A piece is a chain of dependent gathers. Where most rows are long, short pieces only mean more partial results;
+    where neighbours have columns in common, long pieces keep a warp away from them.
+    """
+    if f.mean_degree >= 64:
+        return Layout(256, 0 if f.num_cols < 100_000 else 1024, 256)
+    if f.num_edges < 4_000_000:  # soon over: the last pieces count most
+        return Layout(64, 1024, 32)
+    return Layout(64, 1024, 64) if f.locality >= 0.3 else Layout(256, 1024, 64)
+
+
+def check_schedule(csr: Csr, schedule: Tensor) -> Tensor:
+    """`schedule` as an int64 permutation of the rows of `csr`.
+
+    Raises:
+        TypeError, ValueError: it is not one.
+    """
+    if not isinstance(schedule, Tensor):
+        raise TypeError(f"schedule must be None, 'natural', 'degree' or a torch.Tensor, got {schedule!r}")
+    if schedule.dtype not in (torch.int32, torch.int64) or schedule.shape != (csr.num_rows,):
+        raise ValueError(
+            f"schedule must hold each row once, [{csr.num_rows}] int32 or int64, got {list(schedule.shape)} "
+            f"{schedule.dtype}"
+        )
+    if schedule.device != csr.col.device:
+        raise ValueError(f"schedule is on {schedule.device} but the graph on {csr.col.device}; move one of them")
+    order = schedule.long()
+    if not torch.equal(order.sort().values, torch.arange(csr.num_rows, device=order.device)):
+        raise ValueError(f"schedule must hold each row from 0 to {csr.num_rows - 1} once")
+    return order
+
+
+def order_of(csr: Csr, schedule: str | Tensor | None) -> tuple[str, Tensor | None]:
+    """What a schedule is called, and its int64 permutation of the rows; None: as they are.
+
+    Raises:
+        TypeError, ValueError: it is none.
+    """
+    if schedule is None or isinstance(schedule, str):
+        name = schedule or "natural"
+        if name not in SCHEDULES:
+            raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}; got {name!r}")
+        return name, by_degree(csr) if name == "degree" else None
+    return "the caller's", check_schedule(csr, schedule)
+
+
+def by_degree(csr: Csr) -> Tensor:
+    """Longest rows first, equal ones in their order."""
+    return csr.degree().argsort(descending=True, stable=True)
+
+
+def list_items(csr: Csr, layout: Layout, order: Tensor | None = None) -> tuple[Tensor, int, int]:
+    """What the CUDA kernel walks through: every row once, long ones in pieces.
+
+    Args:
+        csr: int32 indices, at least one row.
+        layout: how rows are cut and ordered.
+        order: int64 permutation of the rows; None: as they are.
+
+    Returns:
+        ``[n + m, 4]`` int32, with m and the number of scratch slots. First n items {row, begin, end, slot}: a slot of
+        -1 where the piece is the whole row, else where its partial result goes. Then {row, first slot, end slot, 0} for
+        each of m split rows.
+    """
+    device = csr.col.device
+    begin, degree = csr.rowptr[:-1].long(), csr.degree().long()
+    rows = torch.arange(csr.num_rows, device=device)
+    if order is not None:
+        begin, degree, rows = begin[order], degree[order], order
+    length = degree.double().sqrt().ceil().long().clamp(min=layout.chunk)
+    pieces = ((degree + length - 1) // length).clamp(min=1)
+    ends = pieces.cumsum(0)
+    total = int(ends[-1])
+    number = torch.arange(total, device=device)
+    owner = torch.arange(csr.num_rows, device=device).repeat_interleave(pieces, output_size=total)
+    start = begin[owner] + (number - (ends - pieces)[owner]) * length[owner]
+    stop = torch.minimum(start + length[owner], (begin + degree)[owner])
+    split = (pieces > 1).nonzero().flatten()
+    slot = torch.full_like(start, -1)
+    if len(split):
+        is_split = (pieces > 1)[owner]
+        slot[is_split] = torch.arange(int(pieces[split].sum()), device=device)
+    items = torch.stack([rows[owner], start, stop, slot], 1)
+    # Long ones first; then in windows of the schedule, and there by falling length. The sort is stable.
+    size = stop - start
+    most = int(length.max()) + 1
+    window = number // (layout.window or total)
+    window += (size <= layout.long) * (total + 1)
+    items = items[(window * most - size).argsort(stable=True)]
+    slots_end = pieces[split].cumsum(0)
+    merges = torch.stack([rows[split], slots_end - pieces[split], slots_end, torch.zeros_like(slots_end)], 1)
+    num_slots = int(slots_end[-1]) if len(split) else 0
+    return torch.cat([items, merges]).to(torch.int32).contiguous(), len(split), num_slots

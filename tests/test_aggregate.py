@@ -1,0 +1,247 @@
+"""`aggregate`: an aggregation and what a layer does around it, against the same in plain torch and float64."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from strategies import NAMED, Edges, values
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import gnn_spmm_plugin as gsp
+from gnn_spmm_plugin import _native, reference
+from gnn_spmm_plugin.functional_aggregate import aggregate
+
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+NAMES = ("shuffled", "bipartite", "wide", "hub", "self_loops", "one_edge", "no_edges", "no_nodes")
+TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-12, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+DIFFERENTIABLE = ("x", "weight", "self_x", "self_scale", "bias")
+
+
+def parts(
+    e: Edges, width: int, dtype: torch.dtype, device: str, weight: bool, scaled: bool, own: str, by_row: bool
+) -> dict[str, Any]:
+    """Operands of `aggregate`; own: "none", "x" (where the graph allows it) or "other"."""
+    acc = _native.accumulation_dtype(dtype)
+    p: dict[str, Any] = {"x": values((e.num_src, width), dtype, 1, device=device)}
+    if weight:
+        p["weight"] = values((e.num_edges,), dtype, 2, device=device)
+    if scaled:
+        p["src_scale"] = values((e.num_src,), acc, 3, device=device).abs()
+        p["dst_scale"] = values((e.num_dst,), acc, 4, device=device).abs()
+    if own == "x" and e.num_src == e.num_dst:
+        p["self_x"] = p["x"]
+    elif own != "none":
+        p["self_x"] = values((e.num_dst, width), dtype, 5, device=device)
+    if own != "none":
+        p["self_scale"] = values((e.num_dst if by_row else 1,), acc, 6, device=device)
+    p["bias"] = values((width,), acc, 7, device=device)
+    return p
+
+
+def leaves(p: dict[str, Any], dtype: torch.dtype | None = None) -> dict[str, Any]:
+    """The same operands as leaves, in `dtype` where it is given; what was one tensor stays one."""
+    made: dict[int, Any] = {}
+    out = {}
+    for name, t in p.items():
+        if id(t) not in made:
+            copy = t.detach().to(dtype or t.dtype)
+            made[id(t)] = copy.requires_grad_() if name in DIFFERENTIABLE else copy
+        out[name] = made[id(t)]
+    return out
+
+
+def plain(g: gsp.Graph, p: dict[str, Any], reduce: str, relu: bool) -> Tensor:
+    x = p["x"] if "src_scale" not in p else p["x"] * p["src_scale"][:, None]
+    out, _ = reference.spmm(g.with_weight(None), x, p.get("weight"), reduce)
+    out = out if "dst_scale" not in p else out * p["dst_scale"][:, None]
+    if "self_x" in p:
+        out = out + p["self_x"] * p["self_scale"][:, None]
+    out = out + p["bias"]
+    return out.relu() if relu else out
+
+
+def close(got: Tensor, want: Tensor, dtype: torch.dtype, what: object) -> None:
+    got, want = got.detach().double(), want.detach()
+    size = float(want.abs().max()) if want.numel() else 0.0
+    error = float((got - want).abs().max()) if want.numel() else 0.0
+    assert got.shape == want.shape and error <= TOLERANCE[dtype] * (1 + size), (what, error, size)
+
+
+def check(g: gsp.Graph, p: dict[str, Any], reduce: str, relu: bool, result: torch.dtype | None) -> None:
+    """Value and gradients, as leaves of `p`."""
+    dtype = p["x"].dtype
+    mine, theirs = leaves(p), leaves(p, torch.float64)
+    out = aggregate(g, mine.pop("x"), mine.pop("weight", None), reduce, relu=relu, dtype=result, **mine)
+    want = plain(g, theirs, reduce, relu)
+    worst = max(dtype, out.dtype, key=TOLERANCE.__getitem__)
+    assert out.dtype == (result or dtype) and out.is_contiguous()
+    close(out, want, worst, "value")
+    mine = leaves(p)
+    out = aggregate(g, mine["x"], mine.get("weight"), reduce, relu=relu, dtype=result, **without(mine))
+    if relu:  # where rounding decides the sign, either gradient is right
+        theirs = leaves(p, torch.float64)
+        want = plain(g, theirs, reduce, False) * (out.detach() > 0)
+    grad = values(tuple(out.shape), out.dtype, 8, device=str(out.device))
+    names = [n for n in DIFFERENTIABLE if n in p and not (n == "self_x" and p["self_x"] is p["x"])]
+    found = torch.autograd.grad(out, [mine[n] for n in names], grad)
+    wanted = torch.autograd.grad(want, [theirs[n] for n in names], grad.double())
+    for name, a, b in zip(names, found, wanted, strict=True):
+        assert a.dtype == mine[name].dtype
+        close(a, b, worst, name)
+
+
+def without(p: dict[str, Any]) -> dict[str, Any]:
+    return {name: t for name, t in p.items() if name not in ("x", "weight")}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", NAMES)
+def test_values_and_gradients(device: str, name: str, dtype: torch.dtype) -> None:
+    e = NAMED[name]
+    g = e.graph(device)
+    options = itertools.product((False, True), (False, True), ("none", "x", "other"), (False, True))
+    turns = itertools.cycle(itertools.product((5, 16), ("sum", "mean"), (False, True)))
+    for (weight, scaled, own, by_row), (width, reduce, relu) in zip(options, turns, strict=False):
+        p = parts(e, width, dtype, device, weight, scaled, own, by_row)
+        check(g, p, reduce, relu, None)
+        if dtype in (torch.float16, torch.bfloat16):
+            check(g, p, reduce, relu, torch.float32)
+        elif dtype == torch.float32:
+            check(g, p, reduce, relu, torch.bfloat16)
+        check(g.T.T, p, reduce, not relu, None)
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+@pytest.mark.parametrize("own", ["none", "x", "other"])
+def test_second_derivatives(device: str, own: str, reduce: str) -> None:
+    e = NAMED["self_loops"] if own == "other" else Edges(NAMED["shuffled"].edge_index[:, :40] % 9, 9, 9)
+    g = e.graph(device)
+    for weight, by_row, relu in ((False, False, False), (True, True, False), (True, False, True)):
+        p = leaves(parts(e, 3, torch.float64, device, weight, True, own, by_row))
+        names = [n for n in DIFFERENTIABLE if n in p and not (n == "self_x" and p["self_x"] is p["x"])]
+
+        def fn(*given: Tensor, p: dict[str, Any] = p, names: list[str] = names, relu: bool = relu) -> Tensor:
+            q = {**p, **dict(zip(names, given, strict=True))}
+            if own == "x":
+                q["self_x"] = q["x"]
+            return aggregate(g, q["x"], q.get("weight"), reduce, relu=relu, **without(q))
+
+        given = [p[n] for n in names]
+        assert torch.autograd.gradcheck(fn, given)
+        assert torch.autograd.gradgradcheck(fn, given)
+
+
+class Sizes(TorchDispatchMode):
+    """Numbers of elements of all tensors made meanwhile, by operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[tuple[str, int]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor) and not func.is_view:
+            self.made.append((str(func), out.numel()))
+        return out
+
+
+def test_one_kernel_each_way_and_nothing_else(device: str) -> None:
+    """GCN's form: forward is one kernel, the gradient of the features another; no second matrix of features."""
+    e = NAMED["shuffled"]
+    g = e.graph(device)
+    p = leaves(parts(e, 8, torch.float32, device, False, True, "x", True))
+    p["self_scale"].requires_grad_(False)
+    grad = torch.ones(37, 8, device=device)
+
+    def step() -> None:
+        aggregate(g, p["x"], **without(p)).backward(grad)
+
+    step()
+    p["x"].grad = p["bias"].grad = None
+    calls = _native.kernel_calls()
+    with Sizes() as sizes:
+        step()
+    assert _native.kernel_calls() == calls + 2
+    large = [name for name, n in sizes.made if n >= 37 * 8]
+    # autograd keeps the features' gradient by `detach`, a view
+    assert large == ["gnn_spmm_plugin._spmm.default"] * 2, sizes.made
+
+
+def test_learned_eps_writes_no_products() -> None:
+    """GIN's form: the gradient of eps is a dot product."""
+    e = NAMED["shuffled"]
+    g = e.graph()
+    x, eps = torch.rand(37, 8, requires_grad=True), torch.zeros(1, requires_grad=True)
+    grad = torch.ones(37, 8)
+
+    def step() -> None:
+        aggregate(g, x, self_x=x, self_scale=1 + eps).backward(grad)
+
+    step()
+    x.grad = eps.grad = None
+    with Sizes() as sizes:
+        step()
+    assert [name for name, n in sizes.made if n >= 37 * 8] == ["gnn_spmm_plugin._spmm.default"] * 2, sizes.made
+    assert eps.grad is not None and torch.allclose(eps.grad, x.detach().sum())
+
+
+@pytest.mark.parametrize("own", ["none", "x", "other"])
+def test_compiled(device: str, own: str) -> None:
+    e = NAMED["shuffled"]
+    for weight in (False, True):
+        torch._dynamo.reset()
+        g = e.graph(device)
+        p = leaves(parts(e, 6, torch.float32, device, weight, True, own, own == "x"))
+        p["dst_scale"] = p["src_scale"]  # as GCN has it
+
+        def fn(x: Tensor, bias: Tensor, g: gsp.Graph = g, p: dict[str, Any] = p, mean: bool = weight) -> Tensor:
+            q = {**without(p), "bias": bias}
+            if own == "x":
+                q["self_x"] = x
+            return aggregate(g, x, p.get("weight"), "mean" if mean else "sum", relu=True, **q) * 2
+
+        args = (p["x"], p["bias"])
+        want = fn(*args)
+        out = torch.compile(fn, fullgraph=True, backend="aot_eager")(*args)
+        assert torch.allclose(out, want, atol=1e-5)
+        grad = values(tuple(out.shape), out.dtype, 9, device=device)
+        inputs = [t for n, t in p.items() if n in DIFFERENTIABLE and not (n == "self_x" and own == "x")]
+        for a, b in zip(torch.autograd.grad(out, inputs, grad), torch.autograd.grad(want, inputs, grad), strict=True):
+            assert torch.allclose(a, b, atol=1e-5)
+    torch._dynamo.reset()
+
+
+def test_functional_transforms(device: str) -> None:
+    e = Edges(NAMED["shuffled"].edge_index, 37, 37)
+    g = e.graph(device)
+    p = parts(e, 4, torch.float64, device, True, True, "x", True)
+
+    def fn(x: Tensor) -> Tensor:
+        return aggregate(g, x, p["weight"], **{**without(p), "self_x": x}).sum()
+
+    grad = torch.func.grad(fn)(p["x"])
+    x = p["x"].clone().requires_grad_()
+    fn(x).backward()
+    assert torch.allclose(grad, x.grad)
+    stacked = torch.stack([p["x"], p["x"] * 2])
+    assert torch.allclose(torch.vmap(fn)(stacked), torch.stack([fn(t) for t in stacked]))
+
+
+def test_refuses_what_it_cannot_do() -> None:
+    g = NAMED["bipartite"].graph()
+    x = torch.rand(11, 4)
+    for arguments, message in (
+        ({"reduce": "max"}, "reduce must be 'sum' or 'mean'"),
+        ({"self_scale": torch.ones(1)}, "self_scale multiplies self_x"),
+        ({"src_scale": torch.ones(11, requires_grad=True)}, "src_scale requires a gradient"),
+        ({"weight": torch.ones(120, 2)}, r"weight must have shape \[num_edges\]"),
+        ({"weight": torch.ones(7)}, "num_edges = 120"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            aggregate(g, x, **arguments)
+    with pytest.raises(ValueError, match=r"\[num_src, features\]"):
+        aggregate(g, x[:, 0])
