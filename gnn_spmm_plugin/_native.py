@@ -18,7 +18,7 @@ NAMESPACE = "gnn_spmm_plugin"
 #: dtypes of features and weights that there are kernels for
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _OPS = (
-    "spmm row_sum spmm_arg spmm_arg_backward spmm_tie_count spmm_tie_backward sddmm sddmm_arg sddmm_tie "
+    "spmm row_sum pcsr_spmm spmm_arg spmm_arg_backward spmm_tie_count spmm_tie_backward sddmm sddmm_arg sddmm_tie "
     "edge_softmax edge_softmax_backward from_coo transpose same_coo"
 ).split()
 
@@ -135,6 +135,7 @@ def _bind(name: str) -> Any:
 (
     spmm,
     row_sum,
+    pcsr_spmm,
     spmm_arg,
     spmm_arg_backward,
     spmm_tie_count,
@@ -184,6 +185,27 @@ def _fake_spmm(
 
 def _fake_row_sum(rowptr: Tensor, col: Tensor, x: Tensor, lengths: int, mean: bool = False) -> Tensor:
     return x.new_empty((_rows(rowptr), x.shape[1]))
+
+
+def _fake_pcsr_spmm(
+    rowptr: Tensor,
+    ptr: Tensor,
+    col: Tensor,
+    target: Tensor | None,
+    merges: Tensor | None,
+    weight: Tensor | None,
+    x: Tensor,
+    src_scale: Tensor | None,
+    dst_scale: Tensor | None,
+    config: list[int],
+    mean: bool,
+    self_x: Tensor | None = None,
+    self_scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    relu: bool = False,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    return x.new_empty((_rows(rowptr), x.shape[1]), dtype=out_dtype)
 
 
 def _fake_spmm_arg(

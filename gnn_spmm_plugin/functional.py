@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from . import _native, reference
 from .graph import Core, Csr, Graph, check_weight
-from .kernels import DTYPES, REDUCES
+from .kernels import DTYPES, REDUCES, check_reduce
 from .plan import POLICIES, WARM_AFTER, Plan, default_plan
 from .plan import plan as make_plan
 
@@ -47,7 +47,19 @@ def _half(core: Core, flipped: bool) -> Csr:
 
 
 def _plan_by_policy(core: Core, flipped: bool, width: int, dtype: torch.dtype, reduce: str, policy: str) -> Plan:
-    return make_plan(Graph._make(core, flipped), width, dtype, reduce, policy=policy)
+    if not torch.compiler.is_compiling():
+        return make_plan(Graph._make(core, flipped), width, dtype, reduce, policy=policy)
+    name = f"plan{flipped:d}_{width}_{str(dtype)[6:]}_{reduce}_{policy}"
+    core.while_tracing(_prepare_policy, name, flipped, width, dtype, reduce, policy)
+    return core.derived.get(name)  # type: ignore[no-any-return]
+
+
+def _prepare_policy(
+    core: Core, name: str, flipped: bool, width: int, dtype: torch.dtype, reduce: str, policy: str
+) -> bool:
+    with _disable_current_modes():
+        setattr(core.derived, name, make_plan(Graph._make(core, flipped), width, dtype, reduce, policy=policy))
+    return True
 
 
 def _launch(core: Core, csr: Csr) -> Plan:
@@ -56,10 +68,8 @@ def _launch(core: Core, csr: Csr) -> Plan:
     return default_plan(core, csr)
 
 
-def _operands(
-    core: Core, flipped: bool, weight: Tensor | None, plan: Plan | None = None
-) -> tuple[Csr, Plan, Tensor | None]:
-    """What every sweep over rows needs: the CSR of that direction, its plan, and the weights in its row order."""
+def _planned(core: Core, flipped: bool, plan: Plan | None) -> tuple[Csr, Plan]:
+    """The CSR of that direction, and its plan, unless there is another."""
     if torch.compiler.is_compiling():
         core.while_tracing(_prepare)
     csr = core.transpose if flipped else core.csr
@@ -69,6 +79,14 @@ def _operands(
         plan = csr.plan
         if plan is None or plan.mode != "warm":
             plan = _launch(core, csr)
+    return csr, plan
+
+
+def _operands(
+    core: Core, flipped: bool, weight: Tensor | None, plan: Plan | None = None
+) -> tuple[Csr, Plan, Tensor | None]:
+    """What every sweep over rows needs: the CSR of that direction, its plan, and the weights in its row order."""
+    csr, plan = _planned(core, flipped, plan)
     return csr, plan, None if weight is None else csr.in_row_order(weight)
 
 
@@ -114,23 +132,38 @@ def _linear(
 def _row_sum(csr: Csr, plan: Plan, x: Tensor, mean: bool) -> Tensor:
     if not x.is_contiguous():
         x = _rows_first(x)
-    if plan.items is not None:
-        args = csr.rowptr, csr.col, None, x, None, None, plan.items, plan.config, mean
-        return _native.spmm(*args)  # type: ignore[no-any-return]
-    return _native.row_sum(csr.rowptr, csr.col, x, plan.lengths, mean)  # type: ignore[no-any-return]
+    if plan.items is None and plan.pcsr is None:
+        return _native.row_sum(csr.rowptr, csr.col, x, plan.lengths, mean)  # type: ignore[no-any-return]
+    return _sum_raw(csr, plan, x, None, None, None, mean)
 
 
 def _linear_raw(
     core: Core, flipped: bool, x: Tensor, weight: Tensor | None, mean: str | None, plan: Plan | None
 ) -> Tensor:
-    csr, p, w = _operands(core, flipped, weight, plan)
+    csr, p = _planned(core, flipped, plan)
     scale = None
     if mean == "cols":
         scale = _half(core, not flipped).inverse_degree(_native.accumulation_dtype(x.dtype))
-    if w is None and scale is None:
+    if weight is None and scale is None:
         return _row_sum(csr, p, x, mean == "rows")
-    x = _rows_first(x)
-    out: Tensor = _native.spmm(csr.rowptr, csr.col, w, x, scale, None, p.items, p.config, mean == "rows")
+    return _sum_raw(csr, p, _rows_first(x), weight, scale, None, mean == "rows")
+
+
+def _sum_raw(
+    csr: Csr,
+    p: Plan,
+    x: Tensor,
+    weight: Tensor | None,
+    src_scale: Tensor | None,
+    dst_scale: Tensor | None,
+    mean: bool,
+    *end: Any,
+) -> Tensor:
+    """The kernel of a plan; `weight` in the caller's order, otherwise as ``_native.spmm``."""
+    if p.pcsr is not None:
+        return p.pcsr.product(csr.rowptr, weight, x, src_scale, dst_scale, mean, *end)
+    w = None if weight is None else csr.in_row_order(weight)
+    out: Tensor = _native.spmm(csr.rowptr, csr.col, w, x, src_scale, dst_scale, p.items, p.config, mean, *end)
     return out
 
 
@@ -213,6 +246,7 @@ def _extremum_raw(
 ) -> tuple[Tensor, Tensor]:
     """The extrema, and the edge that wins each of them; none of these where no one will ask."""
     csr, p, w = _operands(core, flipped, weight, plan)
+    check_reduce(p.kernel, "min" if minimum else "max")
     return _native.spmm_arg(  # type: ignore[no-any-return]
         csr.rowptr, csr.col, csr.perm, w, _rows_first(x), p.items, p.config, minimum, with_arg
     )
@@ -603,7 +637,7 @@ def spmm(
     if plan is not None:
         _check_plan(plan, graph, flat, reduce)
     elif policy != "auto":
-        plan = core.while_tracing(_plan_by_policy, flipped, flat.shape[1], flat.dtype, reduce, policy)
+        plan = _plan_by_policy(core, flipped, flat.shape[1], flat.dtype, reduce, policy)
     if reduce in ("sum", "mean"):
         out = _linear(core, flipped, flat, weight, "rows" if reduce == "mean" else None, plan)
         return out if x.dim() == 2 else out.view(graph.num_dst, *shape)

@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import _native
 from ._native import accumulation_dtype
 from .functional import (
     _check_features,
     _dot,
     _half,
     _heads,
-    _launch,
     _plan_by_policy,
+    _planned,
     _rows_first,
+    _sum_raw,
     _transformed,
     spmm,
 )
@@ -101,7 +101,7 @@ def aggregate(
         return _plain(graph, x, weight, reduce, src_scale, dst_scale, self_x, self_scale, bias, relu, result)
     core, flipped, plan = graph._core, graph._flipped, None
     if policy != "auto":
-        plan = core.while_tracing(_plan_by_policy, flipped, x.shape[1], x.dtype, reduce, policy)
+        plan = _plan_by_policy(core, flipped, x.shape[1], x.dtype, reduce, policy)
     if dst_scale is not None and dst_scale is src_scale and torch.compiler.is_compiling():
         dst_scale = dst_scale.view_as(dst_scale)  # dynamo wants no tensor twice
     stored = compute if weight is not None or compute == torch.float64 else result
@@ -167,20 +167,14 @@ def _aggregate_raw(
     dst_scale: Tensor | None,
     form: _Form,
 ) -> Tensor:
-    csr = _half(form.core, form.flipped)
-    p = _launch(form.core, csr) if form.plan is None else form.plan
-    w = None if weight is None else csr.in_row_order(weight)
+    csr, p = _planned(form.core, form.flipped, form.plan)
     if form.mean == "cols":
         inverse = _half(form.core, not form.flipped).inverse_degree(accumulation_dtype(x.dtype))
         src_scale = inverse if src_scale is None else src_scale * inverse
     x = _rows_first(x)
     own = x if form.own else None if self_x is None else _rows_first(self_x)
     mean = form.mean == "rows"
-    out: Tensor = _native.spmm(
-        *(csr.rowptr, csr.col, w, x, src_scale, dst_scale, p.items, p.config, mean),
-        *(own, self_scale, bias, form.relu, form.dtype),
-    )
-    return out
+    return _sum_raw(csr, p, x, weight, src_scale, dst_scale, mean, own, self_scale, bias, form.relu, form.dtype)
 
 
 class _Aggregate(torch.autograd.Function):

@@ -23,6 +23,42 @@ _MAX_NODES = 2**48  # what an address can reach; beyond it, sizes in bytes overf
 _INDEX_DTYPES = (torch.int32, torch.int64)
 
 
+class KeptWeight:
+    """A weight tensor in the order in which a kernel reads it; one at a time.
+
+    A constant weight is permuted once and kept until it changes or dies; a weight that needs a gradient changes with
+    every step, so nothing of it is kept. As for implicit graphs, what is kept is compared on the CPU, where writes
+    through NumPy pass by the version counter, and on CUDA only under ``GSP_LOG=verify``.
+    """
+
+    __slots__ = ("_entry", "pinned")
+
+    def __init__(self) -> None:
+        # (weak reference to the caller's weight, its state, the copy in our order, one in the caller's to compare)
+        self._entry: tuple[weakref.ref[Tensor], Any, Tensor, Tensor | None] | None = None
+        self.pinned: list[Tensor] = []  # read by a captured CUDA graph: never freed before the graph
+
+    def permuted(self, weight: Tensor, index: Tensor) -> Tensor:
+        """``weight[index]``; `index` is always the same."""
+        if torch.compiler.is_compiling():
+            return weight.index_select(0, index)
+        in_capture = capturing(weight.device)
+        cacheable = not (weight.requires_grad or weight.is_inference())
+        compare = not weight.is_cuda or (verify_always() and not in_capture)
+        if cacheable and self._entry is not None:
+            ref, then, kept, original = self._entry
+            same = ref() is weight and then == state(weight)
+            if same and (not compare or (original is not None and unchanged(original, weight))):
+                if in_capture:
+                    self.pinned.append(kept)
+                return kept
+        counters["weight_permutes"] += 1
+        kept = weight.index_select(0, index)
+        if cacheable and not in_capture:  # what a capture allocates belongs to its CUDA graph
+            self._entry = (weakref.ref(weight), state(weight), kept, weight.clone() if compare else None)
+        return kept
+
+
 class Csr:
     """One direction of a graph, and everything that was prepared for it.
 
@@ -38,7 +74,6 @@ class Csr:
     __slots__ = (
         "__weakref__",
         "_inverse_degree",
-        "_pinned",
         "_weights",
         "col",
         "coo",
@@ -60,9 +95,7 @@ class Csr:
         self.plans: dict[Any, Any] = {}  # the others, by what was asked for
         self.uses = 0  # calls so far, until the default plan is upgraded
         self._inverse_degree: dict[torch.dtype, Tensor] = {}
-        # (weak reference to the caller's weight, its state, the copy in row order, one in the caller's to compare)
-        self._weights: tuple[weakref.ref[Tensor], Any, Tensor, Tensor | None] | None = None
-        self._pinned: list[Tensor] = []  # read by a captured CUDA graph: never freed before the graph
+        self._weights = KeptWeight()
 
     def degree(self) -> Tensor:
         """Number of entries of each row, ``[num_rows]`` of the index dtype."""
@@ -83,31 +116,14 @@ class Csr:
         return ids.repeat_interleave(self.degree(), output_size=self.col.shape[0])
 
     def in_row_order(self, weight: Tensor) -> Tensor:
-        """`weight` ([E] or [E, H], caller's order) in row order.
-
-        A constant weight is permuted once and kept until it changes or dies; a weight that needs a gradient
-        changes with every step, so nothing of it is kept. As for implicit graphs, what is kept is compared on the
-        CPU, where writes through NumPy pass by the version counter, and on CUDA only under ``GSP_LOG=verify``.
-        """
+        """`weight` ([E] or [E, H], caller's order) in row order; of a constant weight it is kept."""
         if self.perm is None:
             return weight.contiguous()
-        if torch.compiler.is_compiling():
-            return weight.index_select(0, self.perm)
-        in_capture = capturing(weight.device)
-        cacheable = not (weight.requires_grad or weight.is_inference())
-        compare = not weight.is_cuda or (verify_always() and not in_capture)
-        if cacheable and self._weights is not None:
-            ref, then, kept, original = self._weights
-            same = ref() is weight and then == state(weight)
-            if same and (not compare or (original is not None and unchanged(original, weight))):
-                if in_capture:
-                    self._pinned.append(kept)
-                return kept
-        counters["weight_permutes"] += 1
-        kept = weight.index_select(0, self.perm)
-        if cacheable and not in_capture:  # what a capture allocates belongs to its CUDA graph
-            self._weights = (weakref.ref(weight), state(weight), kept, weight.clone() if compare else None)
-        return kept
+        return self._weights.permuted(weight, self.perm)
+
+    def pin(self, *tensors: Tensor | None) -> None:
+        """Keeps what a captured CUDA graph reads for as long as this lives."""
+        self._weights.pinned.extend(t for t in tensors if t is not None)
 
     def in_caller_order(self, per_edge: Tensor) -> Tensor:
         """The inverse of `in_row_order`, for any per-edge tensor."""

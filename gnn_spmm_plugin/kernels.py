@@ -22,12 +22,14 @@ class Kernel:
         device: ``"cpu"`` or ``"cuda"``.
         summary: how it works, in a line.
         source: where the method comes from.
+        reduces: the reductions that it has.
     """
 
     name: str
     device: str
     summary: str
     source: str
+    reduces: tuple[str, ...] = REDUCES
 
     def unavailable(self) -> list[str]:
         """Reasons why this kernel cannot run on this machine; empty when it can."""
@@ -51,21 +53,39 @@ KERNELS = (
         "lane groups own short rows, blocks own long ones, hub rows split over blocks and merged in fixed order",
         "coalesced CSR of GE-SpMM, dual path of DualGCN",
     ),
+    Kernel(
+        "pcsr",
+        "cuda",
+        "panels of one or two rows whose edges share loads, long panels in pieces merged in fixed order; built once",
+        "PCSR of ParamSpMM",
+        ("sum", "mean"),
+    ),
 )
 
 
 def kernels() -> list[dict[str, object]]:
-    """Every kernel: name, device, summary, whether it is available here, and the reasons where it is not."""
+    """Every kernel: name, device, summary, reductions, whether it is available here, and the reasons if it is not."""
     return [
         {
             "name": k.name,
             "device": k.device,
             "summary": k.summary,
+            "reduces": list(k.reduces),
             "available": not k.unavailable(),
             "reasons": k.unavailable(),
         }
         for k in KERNELS
     ]
+
+
+def check_reduce(kernel: Kernel, reduce: str) -> None:
+    """Raises ValueError unless `kernel` has the reduction."""
+    if reduce not in kernel.reduces:
+        others = ", ".join(k.name for k in KERNELS if k.device == kernel.device and reduce in k.reduces)
+        raise ValueError(
+            f"kernel {kernel.name!r} computes {' and '.join(kernel.reduces)}, not {reduce}; use {others}, or leave the "
+            "choice open"
+        )
 
 
 @functools.cache

@@ -235,7 +235,7 @@ def gcn_norm(
             kept = weakref.ref(weight), state(weight), made, constant.clone() if compare else None
         setattr(derived, key, kept)
     if capturing(weight.device):  # read by the CUDA graph even when the weight has changed since
-        graph._csr._pinned.extend(t for t in kept[2] if t is not None)
+        graph._csr.pin(*kept[2])
     structure = without_self_loops(graph).graph if add_self_loops else graph.with_weight(None)
     return Normalized(structure, kept[2][0], None, kept[2][1])
 

@@ -18,12 +18,12 @@ from torch import Tensor
 from ._config import counters, env, log
 from .features import GraphFeatures
 from .graph import Core, Csr, Graph, _refuse_capture, capturing
-from .kernels import DTYPES, KERNELS, REDUCES, Kernel, for_device
-from .schedule import by_degree, check_schedule, layout_of, list_items
+from .kernels import DTYPES, KERNELS, REDUCES, Kernel, check_reduce, for_device
+from .pcsr import Pcsr, prepare
+from .schedule import layout_of, list_items, order_of
 
 MODES = ("auto", "cold", "warm")
-POLICIES = ("auto", "csr")
-SCHEDULES = ("natural", "degree")
+POLICIES = ("auto", "paramspmm", "csr")
 
 #: Uses of a graph after which its plan is upgraded. A mini-batch is used two or three times in each direction and then
 #: gone; looking at its degrees would cost more than it brings.
@@ -63,6 +63,7 @@ class Plan:
         reasons: why this and not another, line by line.
         build_seconds: host time it took to build.
         request: width, dtype and reduction that it was asked for, where it was asked for explicitly.
+        pcsr: the format that the kernel of this name reads, or None.
         lengths: the first two integers of `config` in one, for a kernel without items.
     """
 
@@ -76,6 +77,7 @@ class Plan:
     build_seconds: float
     schedule: str = "natural"
     request: tuple[int, torch.dtype, str] | None = None
+    pcsr: Pcsr | None = field(default=None, repr=False)
     lengths: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -83,7 +85,8 @@ class Plan:
 
     def nbytes(self) -> int:
         """Bytes held besides the graph itself."""
-        return 0 if self.items is None else self.items.numel() * self.items.element_size()
+        items = 0 if self.items is None else self.items.numel() * self.items.element_size()
+        return items + (0 if self.pcsr is None else self.pcsr.nbytes())
 
     def explain(self) -> str:
         """What runs and why, as a short text."""
@@ -127,13 +130,9 @@ def _warm(csr: Csr, kernel: Kernel, schedule: str | Tensor | None = None) -> Pla
     items, config, reasons = None, [long_row, chunk, 0, 0, 0, 0, 0, 0], []
     with torch.no_grad():
         features = GraphFeatures.of(csr)
-        order = None
-        if schedule == "degree":
-            order = by_degree(csr)
-        elif schedule is not None and not isinstance(schedule, str):
-            order = check_schedule(csr, schedule)
+        name, order = order_of(csr, schedule)
         if kernel.device != "cuda" or csr.col.dtype != torch.int32:
-            schedule = None
+            name = "natural"
         elif csr.num_rows == 0 or (features.num_edges < SMALL_EDGES and order is None):
             config[0] = long_row if features.max_degree > long_row else 0
             how = f"a block shares a row of over {long_row}" if config[0] else f"none of over {long_row}"
@@ -148,10 +147,22 @@ def _warm(csr: Csr, kernel: Kernel, schedule: str | Tensor | None = None) -> Pla
             )
             if num_split:
                 reasons.append(f"split     {num_split:,} rows into {num_slots:,} pieces, merged in order")
-    name = "the caller's" if isinstance(schedule, Tensor) else schedule or "natural"
     seconds = time.perf_counter() - start
     log.info("plan: %s, %d rows, %d edges, %s", kernel.name, csr.num_rows, csr.col.shape[0], "; ".join(reasons))
     return Plan(kernel, "warm", weakref.ref(csr), items, config, features, tuple(reasons), seconds, name)
+
+
+def _pcsr(csr: Csr, kernel: Kernel, width: int, dtype: torch.dtype, schedule: str | Tensor | None) -> Plan:
+    _refuse_capture("gnn_spmm_plugin would have to build the format of kernel pcsr")
+    counters["plans_built"] += 1
+    start = time.perf_counter()
+    with torch.no_grad():
+        made, name, reasons = prepare(csr, width, dtype, schedule)
+        config = [*_lengths(csr.num_rows, csr.col.shape[0]), 0, 0, 0, 0, 0, 0]  # for what runs beside it, on the CSR
+        features = GraphFeatures.of(csr)
+    seconds = time.perf_counter() - start
+    log.info("plan: %s, %d rows, %d edges, %s", kernel.name, csr.num_rows, csr.col.shape[0], "; ".join(reasons))
+    return Plan(kernel, "warm", weakref.ref(csr), None, config, features, reasons, seconds, name, pcsr=made)
 
 
 def default_plan(core: Core, csr: Csr) -> Plan:
@@ -163,7 +174,9 @@ def default_plan(core: Core, csr: Csr) -> Plan:
     mode = env("GSP_MODE") or "auto"
     _check_choice("GSP_MODE", mode, MODES)
     kernel = for_device(core.device, env("GSP_KERNEL"))
-    if mode == "cold" or (mode == "auto" and csr.uses < WARM_AFTER - 1) or capturing(core.device):
+    _check_mode(kernel, mode)
+    early = mode == "cold" or (mode == "auto" and csr.uses < WARM_AFTER - 1) or capturing(core.device)
+    if early and kernel.name != "pcsr":
         if current is None:
             current = _cold(csr, kernel, f"use {csr.uses + 1}; warm from use {WARM_AFTER} on")
             csr.plan = current
@@ -174,16 +187,38 @@ def default_plan(core: Core, csr: Csr) -> Plan:
     return current
 
 
-def _build(csr: Csr, kernel: Kernel, schedule: str | Tensor | None = None) -> Plan:
+def _build(
+    csr: Csr,
+    kernel: Kernel,
+    width: int = 64,  # for the choices of a plan that serves any
+    dtype: torch.dtype = torch.float32,
+    schedule: str | Tensor | None = None,
+) -> Plan:
     try:
+        if kernel.name == "pcsr":
+            return _pcsr(csr, kernel, width, dtype, schedule)
         return _warm(csr, kernel, schedule)
     except torch.OutOfMemoryError:
         log.warning(
             "out of memory while planning a graph of %d edges: staying with the cold kernel",
             csr.col.shape[0],
         )
-        plan = _cold(csr, kernel, "out of memory while building the warm plan")
+        plan = _cold(csr, for_device(csr.col.device), "out of memory while building the warm plan")
         return replace(plan, mode="warm")  # do not try again
+
+
+def _check_mode(kernel: Kernel, mode: str) -> None:
+    if mode == "cold" and kernel.name == "pcsr":
+        raise ValueError("kernel 'pcsr' reads a format that has to be built: use mode='auto' or 'warm', not 'cold'")
+
+
+def _by_policy(policy: str, device: torch.device, reduce: str, mode: str) -> tuple[str, tuple[str, ...]]:
+    """The kernel that a policy insists on, "" for the default one, and what there is to say about it."""
+    if policy != "paramspmm":
+        return "", ()
+    if mode != "cold" and any(k.name == "pcsr" and k.device == device.type and reduce in k.reduces for k in KERNELS):
+        return "pcsr", ()
+    return "", (f"paramspmm has no kernel for {reduce} on {device.type}, mode {mode}: the default one instead",)
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
@@ -210,16 +245,20 @@ def plan(
         reduce: ``"sum"``, ``"mean"``, ``"max"`` or ``"min"``.
         mode: ``"cold"`` (no preparation), ``"warm"``, or ``"auto"``, which here means warm: whoever asks for a plan
             will use it more than once.
-        policy: ``"auto"``, or ``"csr"`` for the plain row kernels.
+        policy: ``"auto"``, ``"paramspmm"`` for PCSR under the configuration that its rules choose (the default kernel
+            where PCSR has none: maxima and minima, the CPU), or ``"csr"`` for the plain row kernels.
         kernel: name of a kernel (see `kernels`), instead of a choice. `GSP_KERNEL` does the same.
         schedule: order in which rows are processed: None or ``"natural"``, ``"degree"`` (longest first), or a
-            permutation of the rows, ``[num_rows]`` int32 or int64 on the graph's device. Results do not depend on it.
+            permutation of the rows, ``[num_rows]`` int32 or int64 on the graph's device; it has to be prepared, so
+            not with a cold plan. Results depend on it no more than on the kernel. A plan with a permutation is not
+            kept with the graph: a CUDA graph that uses it needs it alive.
 
     Returns:
         A plan to pass to ``spmm(graph, x, plan=...)``. It belongs to this graph.
 
     Raises:
-        ValueError: an argument is none of its choices; the message lists them.
+        ValueError: an argument is none of its choices, or the kernel does not do what is asked; the message says what
+            there is.
     """
     if not isinstance(graph, Graph):
         raise TypeError(f"graph must be a gnn_spmm_plugin.Graph, got {type(graph).__name__}")
@@ -230,23 +269,30 @@ def plan(
     _check_choice("policy", policy, POLICIES)
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(map(str, DTYPES))}; got {dtype}")
-    if isinstance(schedule, str):
-        _check_choice("schedule", schedule, SCHEDULES)
     _refuse_capture("gnn_spmm_plugin would have to build a plan")
-    chosen = for_device(graph.device, kernel or env("GSP_KERNEL"))
+    by_policy, why = _by_policy(policy, graph.device, reduce, mode)
+    chosen = for_device(graph.device, kernel or env("GSP_KERNEL") or by_policy)
+    check_reduce(chosen, reduce)
+    _check_mode(chosen, mode)
     csr = graph._csr
     mode = "cold" if mode == "cold" else "warm"
+    named = "natural" if schedule is None else schedule if isinstance(schedule, str) else ""
+    if mode == "cold" and named != "natural":
+        raise ValueError("a schedule has to be prepared: use mode='auto' or 'warm', not 'cold'")
+    kept: dict[Any, Any] = csr.plans if named else {}  # a permutation is the caller's, who keeps the plan
     request = (width, dtype, reduce)
-    if schedule is not None and not isinstance(schedule, str):  # the caller's, who keeps the plan
-        return replace(_build(csr, chosen, schedule), request=request)
-    prepared = (mode, chosen.name, schedule or "natural")
-    key = (request, prepared)
-    made: Plan | None = csr.plans.get(key)
+    # What is prepared depends on the structure alone: every width, dtype and reduction shares it. Of PCSR, the arrays
+    # do, and every reduction shares the rest.
+    prepared = (mode, chosen.name, named, request[:2] if chosen.name == "pcsr" else ())
+    key = (request, prepared, why)
+    made: Plan | None = kept.get(key)
     if made is None:
-        # What is prepared depends on the structure alone: every width, dtype and reduction shares it.
-        shared = csr.plans.get(prepared)
+        shared = kept.get(prepared)
         if shared is None:
-            shared = _cold(csr, chosen, "as asked") if mode == "cold" else _build(csr, chosen, schedule)
-            csr.plans[prepared] = shared
-        made = csr.plans[key] = replace(shared, request=request)
+            if mode == "cold":
+                shared = _cold(csr, chosen, "as asked")
+            else:
+                shared = _build(csr, chosen, width, dtype, schedule)
+            kept[prepared] = shared
+        made = kept[key] = replace(shared, request=request, reasons=shared.reasons + why)
     return made

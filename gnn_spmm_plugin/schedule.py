@@ -14,6 +14,9 @@ from torch import Tensor
 from .features import GraphFeatures
 from .graph import Csr
 
+#: The schedules that have a name; others are given as permutations.
+SCHEDULES = ("natural", "degree")
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -64,6 +67,20 @@ def check_schedule(csr: Csr, schedule: Tensor) -> Tensor:
     if not torch.equal(order.sort().values, torch.arange(csr.num_rows, device=order.device)):
         raise ValueError(f"schedule must hold each row from 0 to {csr.num_rows - 1} once")
     return order
+
+
+def order_of(csr: Csr, schedule: str | Tensor | None) -> tuple[str, Tensor | None]:
+    """What a schedule is called, and its int64 permutation of the rows; None: as they are.
+
+    Raises:
+        TypeError, ValueError: it is none.
+    """
+    if schedule is None or isinstance(schedule, str):
+        name = schedule or "natural"
+        if name not in SCHEDULES:
+            raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}; got {name!r}")
+        return name, by_degree(csr) if name == "degree" else None
+    return "the caller's", check_schedule(csr, schedule)
 
 
 def by_degree(csr: Csr) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import gnn_spmm_plugin as gsp
-from gnn_spmm_plugin import _native, reference
+from gnn_spmm_plugin import _native, pcsr, reference
 from gnn_spmm_plugin.schedule import Layout, list_items
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -46,6 +46,10 @@ def main() -> None:
     """Runs all cases."""
     graph = tiny_graph()
     twin = graph.cpu()  # the reference runs there: a sanitizer slows every kernel of torch down too
+    formats = [
+        pcsr.build(graph._csr, pcsr.vectors(graph._csr, height, schedule), pcsr.Config(V=height, S=split), CHUNK)
+        for height, split, schedule in itertools.product((1, 2), (False, True), (None, torch.randperm(13).cuda()))
+    ]
     calls = _native.kernel_calls()
     dtypes = [t for t in DTYPES if len(sys.argv) == 1 or str(t).removeprefix("torch.") in sys.argv[1:]]
     for dtype, width, wide in itertools.product(dtypes, WIDTHS, (False, True)):
@@ -65,6 +69,7 @@ def main() -> None:
             if heads == 2 and width % 2:
                 continue
             run(twin, dtype, width, heads, csr, perm, plans, csr_t, perm_t, plans_t)
+            run_pcsr(formats, twin, graph.rowptr.long() if wide else graph.rowptr, dtype, width, heads)
     torch.cuda.synchronize()
     print(f"{_native.kernel_calls() - calls} kernel calls, all right")
 
@@ -126,6 +131,39 @@ def run(graph, dtype, width, heads, csr, perm, plans, csr_t, perm_t, plans_t):  
         p = _native.edge_softmax(csr[0], csr[2], w)
         check((where, "softmax"), p, reference.edge_softmax(graph, wide_w), dtype)
         _native.edge_softmax_backward(csr[0], csr[2], p, w)
+
+
+def run_pcsr(formats, graph, rowptr, dtype, width, heads):  # type: ignore[no-untyped-def]
+    """The kernel pcsr for one dtype, width and kind of weight, under every V, S and F."""
+    cpu_x = torch.randn(20, width).to(dtype)
+    cpu_w = None if heads == 0 else torch.randn(graph.num_edges, *([2] if heads == 2 else [])).to(dtype)
+    weight = None if cpu_w is None else cpu_w.double()
+    by_head = (cpu_x.reshape(20, 2, -1) if heads == 2 else cpu_x).double()
+    acc = _native.accumulation_dtype(dtype)
+    cpu_scale, cpu_scale_t = torch.rand(20, dtype=acc), torch.rand(13, dtype=acc)
+    scales = (cpu_scale.cuda(), cpu_scale_t.cuda())
+    x = cpu_x.cuda()
+    apart = torch.zeros(20, width + 1, dtype=dtype, device="cuda")[:, :width].copy_(x)
+    cpu_own, cpu_bias = torch.randn(13, width).to(dtype), torch.rand(width, dtype=acc)
+    own, bias = cpu_own.cuda(), cpu_bias.cuda()
+    ended = cpu_own.double() * cpu_scale_t.double().unsqueeze(1) + cpu_bias.double()  # what comes to a sum
+    results = (torch.float64,) if acc == torch.float64 else (torch.float32, torch.float16, torch.bfloat16)
+    for scaled in (False, True):
+        factor = cpu_scale.double().view(-1, *[1] * (by_head.dim() - 1)) if scaled else 1
+        expected, _ = reference.spmm(graph, by_head * factor, weight, "mean" if scaled else "sum")
+        expected = expected.reshape(13, width) * (cpu_scale_t.double().unsqueeze(1) if scaled else 1)
+        for made, fold in itertools.product(formats, (1, 2)):
+            values = None if cpu_w is None else made.values(cpu_w.cuda())
+            arrays = (rowptr, made.ptr, made.col, made.target, made.merges, values, apart if made.config.S else x)
+            config = [made.config.W, fold, made.config.V, made.slots]
+            out = _native.pcsr_spmm(*arrays, *(scales if scaled else (None, None)), config, scaled)
+            where = (dtype, width, heads, rowptr.dtype, str(made.config), fold, scaled)
+            check(where, out, expected, dtype)
+            for result in results if scaled else ():
+                end = (own, scales[1], bias, True, result)
+                out = _native.pcsr_spmm(*arrays, *scales, config, True, *end)
+                loosest = max(dtype, result, key=TOLERANCE.__getitem__)
+                check((*where, "epilogue", result), out, (expected + ended).relu(), loosest)
 
 
 if __name__ == "__main__":

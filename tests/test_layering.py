@@ -17,7 +17,7 @@ LAYERS = (
     ("_native",),
     ("graph",),
     ("features", "kernels", "reference"),
-    ("schedule",),
+    ("schedule", "pcsr"),
     ("plan",),
     ("functional",),
     ("functional_aggregate",),
@@ -29,7 +29,7 @@ LAYERS = (
     ("demo",),
     ("cli",),
 )
-SAME = {("normalize", "cache"), ("integrations", "nn")}
+SAME = {("pcsr", "schedule"), ("normalize", "cache"), ("integrations", "nn")}
 #: Imported at the call, not at the import of the module: sugar, `Graph.reduce`.
 FORWARD = {("graph", "functional")}
 #: The package itself: the version, the folder, and what the command line shows.
@@ -110,7 +110,20 @@ def test_core_needs_torch_and_numpy_alone() -> None:
     allowed = {"torch", "numpy", "gnn_spmm_plugin", "__future__"}
     import sys
 
-    for name in ("_config", "_native", "graph", "features", "kernels", "reference", "plan", "functional", "cache"):
+    core = (
+        "_config",
+        "_native",
+        "graph",
+        "features",
+        "kernels",
+        "schedule",
+        "pcsr",
+        "reference",
+        "plan",
+        "functional",
+        "cache",
+    )
+    for name in core:
         for path in _modules()[name]:
             for node in ast.parse(path.read_text()).body:
                 modules = []

@@ -98,7 +98,7 @@ def test_explicit_plans(device: str, reduce: str, name: str) -> None:
     weight = values((e.num_edges,), torch.float32, 2, device=device)
     expected = expect_spmm(g, x, weight, torch.zeros(e.num_dst, 5, device=device), reduce)
     for mode in ("auto", "cold", "warm"):
-        for policy in ("auto", "csr"):
+        for policy in ("auto", "csr", "paramspmm"):
             plan = gsp.plan(g, 5, reduce=reduce, mode=mode, policy=policy)
             assert plan is gsp.plan(g, 5, reduce=reduce, mode=mode, policy=policy)
             close(gsp.spmm(g, x, weight, reduce, plan=plan), expected.out)
@@ -192,6 +192,8 @@ def test_schedules(device: str) -> None:
     ):
         with pytest.raises(ValueError, match=error):
             gsp.plan(g, 24, schedule=bad)
+    with pytest.raises(ValueError, match=r"a schedule has to be prepared: use mode='auto' or 'warm', not 'cold'"):
+        gsp.plan(g, 24, mode="cold", schedule=order)
     with pytest.raises(TypeError, match=r"schedule must be None"):
         gsp.plan(g, 24, schedule=[1, 2])  # type: ignore[arg-type]
 
@@ -226,7 +228,7 @@ def test_plans_are_checked(device: str) -> None:
         ({"width": 3, "dtype": torch.int64}, r"dtype must be one of torch.float32.*got torch.int64"),
         ({"width": 3, "reduce": "prod"}, r"reduce must be one of sum, mean, max, min; got 'prod'"),
         ({"width": 3, "mode": "hot"}, r"mode must be one of auto, cold, warm"),
-        ({"width": 3, "policy": "magic"}, r"policy must be one of auto, csr"),
+        ({"width": 3, "policy": "magic"}, r"policy must be one of auto, paramspmm, csr"),
         ({"width": 3, "kernel": "magic"}, r"unknown kernel 'magic'"),
     ],
 )
@@ -272,12 +274,12 @@ def test_out_of_memory_while_planning(
 
 def test_kernels() -> None:
     listed = gsp.kernels()
-    assert {k["name"] for k in listed} == {"csr_cpu", "csr_dual"}
+    assert {k["name"] for k in listed} == {"csr_cpu", "csr_dual", "pcsr"}
     for k in listed:
-        assert set(k) >= {"name", "device", "summary", "available", "reasons"}
+        assert set(k) >= {"name", "device", "summary", "reduces", "available", "reasons"}
         assert k["available"] == (not k["reasons"]) and isinstance(k["reasons"], list)
     assert next(k for k in listed if k["device"] == "cpu")["available"]
-    assert next(k for k in listed if k["device"] == "cuda")["available"] or not torch.cuda.is_available()
+    assert all(k["available"] for k in listed if k["device"] == "cuda") or not torch.cuda.is_available()
 
 
 @settings(max_examples=40)

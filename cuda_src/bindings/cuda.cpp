@@ -79,7 +79,7 @@ cuda::RowSweep sweep_of(const Sizes& sizes, const Tensor& rowptr, const Tensor& 
   STD_TORCH_CHECK(
       config.size() == 8 && *std::min_element(config.begin(), config.end()) >= 0 && config[1] >= 1,
       "config has ", config.size(), " entries, expected the 8 of a plan for this graph");
-  cuda::RowSweep p{sizes.dtype, sizes.csr.wide()};
+  cuda::RowSweep p{{sizes.dtype}, sizes.csr.wide()};
   p.long_row = config[0];
   p.chunk = config[1];
   if (items && !p.wide_index) {
@@ -134,18 +134,9 @@ void run(const char* what, cuda::RowOp op, cuda::RowSweep& p, const Sizes& sizes
   launch.check(what, cuda::row_sweep(op, p, launch.stream()));
 }
 
-Tensor spmm(const Tensor& rowptr, const Tensor& col, const OptionalTensor& weight, const Tensor& x,
-            const OptionalTensor& src_scale, const OptionalTensor& dst_scale,
-            const OptionalTensor& items, const std::vector<int64_t>& config, bool mean,
-            const OptionalTensor& self_x, const OptionalTensor& self_scale,
-            const OptionalTensor& bias, bool relu, std::optional<ScalarType> out_dtype) {
-  const Sizes sizes = check_spmm(rowptr, col, weight, x, src_scale, dst_scale);
-  const Result result = check_epilogue(sizes, rowptr, self_x, self_scale, bias, out_dtype);
-  Tensor out = fast_empty(x, {sizes.csr.rows, sizes.width}, result.type);
-  cuda::RowSweep p = sweep_of(sizes, rowptr, col, std::nullopt, weight, x, items, config);
-  p.x = x.const_data_ptr();
-  p.x_stride = row_stride("x", x, sizes);
-  p.src_scale = data_or_null(src_scale);
+void set_end(cuda::SumEnd& p, const Result& result, Tensor& out, const OptionalTensor& dst_scale,
+             bool mean, const OptionalTensor& self_x, const OptionalTensor& self_scale,
+             const OptionalTensor& bias, bool relu) {
   p.dst_scale = data_or_null(dst_scale);
   p.mean = mean;
   if (self_x) {
@@ -158,6 +149,21 @@ Tensor spmm(const Tensor& rowptr, const Tensor& col, const OptionalTensor& weigh
   p.relu = relu;
   p.out = out.mutable_data_ptr();
   p.out_dtype = result.dtype;
+}
+
+Tensor spmm(const Tensor& rowptr, const Tensor& col, const OptionalTensor& weight, const Tensor& x,
+            const OptionalTensor& src_scale, const OptionalTensor& dst_scale,
+            const OptionalTensor& items, const std::vector<int64_t>& config, bool mean,
+            const OptionalTensor& self_x, const OptionalTensor& self_scale,
+            const OptionalTensor& bias, bool relu, std::optional<ScalarType> out_dtype) {
+  const Sizes sizes = check_spmm(rowptr, col, weight, x, src_scale, dst_scale);
+  const Result result = check_epilogue(sizes, rowptr, self_x, self_scale, bias, out_dtype);
+  Tensor out = fast_empty(x, {sizes.csr.rows, sizes.width}, result.type);
+  cuda::RowSweep p = sweep_of(sizes, rowptr, col, std::nullopt, weight, x, items, config);
+  p.x = x.const_data_ptr();
+  p.x_stride = row_stride("x", x, sizes);
+  p.src_scale = data_or_null(src_scale);
+  set_end(p, result, out, dst_scale, mean, self_x, self_scale, bias, relu);
   run("spmm", cuda::RowOp::kSum, p, sizes, x);
   return out;
 }
@@ -166,6 +172,48 @@ Tensor row_sum(const Tensor& rowptr, const Tensor& col, const Tensor& x, int64_t
                bool mean) {
   return spmm(rowptr, col, {}, x, {}, {}, {},
               {lengths >> 32, lengths & 0xffffffff, 0, 0, 0, 0, 0, 0}, mean, {}, {}, {}, false, {});
+}
+
+Tensor pcsr_spmm(const Tensor& rowptr, const Tensor& ptr, const Tensor& col,
+                 const OptionalTensor& target, const OptionalTensor& merges,
+                 const OptionalTensor& weight, const Tensor& x, const OptionalTensor& src_scale,
+                 const OptionalTensor& dst_scale, const std::vector<int64_t>& config, bool mean,
+                 const OptionalTensor& self_x, const OptionalTensor& self_scale,
+                 const OptionalTensor& bias, bool relu, std::optional<ScalarType> out_dtype) {
+  const PcsrSizes sizes =
+      check_pcsr_spmm(rowptr, ptr, col, target, merges, weight, x, src_scale, dst_scale, config);
+  const Result result = check_epilogue(sizes, rowptr, self_x, self_scale, bias, out_dtype);
+  Tensor out = fast_empty(x, {sizes.csr.rows, sizes.width}, result.type);
+  cuda::PcsrSpmm p{{sizes.dtype}, sizes.csr.wide()};
+  p.rowptr = rowptr.const_data_ptr();
+  p.ptr = ptr.const_data_ptr();
+  p.col = col.const_data_ptr();
+  p.target = data_or_null(target);
+  p.merges = data_or_null(merges);
+  p.weight = data_or_null(weight);
+  p.x = x.const_data_ptr();
+  p.src_scale = data_or_null(src_scale);
+  p.x_stride = x.stride(0);
+  p.rows = sizes.csr.rows;
+  p.pieces = sizes.pieces;
+  p.vectors = col.size(0);
+  p.num_merges = merges ? merges->size(0) : 0;
+  p.width = static_cast<int>(sizes.width);
+  p.heads = static_cast<int>(sizes.heads);
+  set_end(p, result, out, dst_scale, mean, self_x, self_scale, bias, relu);
+  p.warps = static_cast<int>(sizes.warps);
+  p.fold = static_cast<int>(sizes.fold);
+  p.height = static_cast<int>(sizes.height);
+  OptionalTensor scratch;  // freed at the end of this call, and reused in stream order only
+  if (sizes.slots > 0) {
+    scratch =
+        fast_empty(x, {sizes.slots, sizes.height * sizes.width}, accumulator_type(sizes.type));
+    p.scratch = scratch->mutable_data_ptr();
+  }
+  kernel_calls.fetch_add(1, std::memory_order_relaxed);
+  const Launch launch(x);
+  launch.check("pcsr_spmm", cuda::pcsr_spmm(p, launch.stream()));
+  return out;
 }
 
 std::tuple<Tensor, Tensor> spmm_arg(const Tensor& rowptr, const Tensor& col,
@@ -433,6 +481,7 @@ int64_t calls() { return kernel_calls.load(std::memory_order_relaxed); }
 STABLE_TORCH_LIBRARY_IMPL(gnn_spmm_plugin, CUDA, m) {
   m.impl("_spmm", TORCH_BOX(&spmm));
   m.impl("_row_sum", TORCH_BOX(&row_sum));
+  m.impl("_pcsr_spmm", TORCH_BOX(&pcsr_spmm));
   m.impl("_spmm_arg", TORCH_BOX(&spmm_arg));
   m.impl("_spmm_arg_backward", TORCH_BOX(&spmm_arg_backward));
   m.impl("_spmm_tie_count", TORCH_BOX(&spmm_tie_count));

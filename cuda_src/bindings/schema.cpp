@@ -25,6 +25,14 @@ STABLE_TORCH_LIBRARY(gnn_spmm_plugin, m) {
   // Reading arguments is most of the host time of a small product, so the commonest has few: 1.3 us
   // less.
   m.def("_row_sum(Tensor rowptr, Tensor col, Tensor x, int lengths, bool mean=False) -> Tensor");
+  // As _spmm, over PCSR (gnn_spmm_plugin/pcsr.py; CUDA only): ptr, col, target, merges as there,
+  // rowptr of the CSR matrix, weight [vectors, V] or [vectors, V, H] in the order of its vectors,
+  // config = {W, F, V, scratch slots}
+  m.def(
+      "_pcsr_spmm(Tensor rowptr, Tensor ptr, Tensor col, Tensor? target, Tensor? merges, "
+      "Tensor? weight, Tensor x, Tensor? src_scale, Tensor? dst_scale, int[] config, bool mean, "
+      "Tensor? self_x=None, Tensor? self_scale=None, Tensor? bias=None, bool relu=False, "
+      "ScalarType? out_dtype=None) -> Tensor");
   // The largest (smallest) weight * x, each rounded to x's dtype, and the edge id of the first that
   // attains it, or no rows of those.
   m.def(

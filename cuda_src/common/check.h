@@ -16,6 +16,7 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "common/types.h"
 
@@ -195,6 +196,82 @@ inline Sizes check_spmm(const Tensor& rowptr, const Tensor& col, const OptionalT
   if (src_scale) check_vector("src_scale", *src_scale, x.size(0), scale, rowptr);
   if (dst_scale) check_vector("dst_scale", *dst_scale, s.csr.rows, scale, rowptr);
   return s;
+}
+
+struct PcsrSizes : Sizes {
+  int64_t pieces;
+  int64_t warps, fold, height, slots;  // the configuration
+};
+
+// What a kernel reads 16 bytes at a time: contiguous, of the given shape.
+inline void check_wide_reads(const char* name, const Tensor& t,
+                             std::initializer_list<int64_t> shape, ScalarType dtype,
+                             const Tensor& like) {
+  bool fits = t.dim() == static_cast<int64_t>(shape.size());
+  std::string expected;
+  for (size_t d = 0; d < shape.size(); ++d) {
+    const int64_t size = shape.begin()[d];
+    expected += (d ? ", " : "") + std::to_string(size);
+    fits = fits && t.size(static_cast<int64_t>(d)) == size;
+  }
+  STD_TORCH_CHECK(fits, name, " has shape ", shape_of(t), ", expected [", expected, "]");
+  check_dtype(name, t, dtype);
+  check_contiguous(name, t);
+  check_same_device(name, t, like);
+  STD_TORCH_CHECK(reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 == 0, name,
+                  " is not aligned to 16 bytes: call .clone()");
+}
+
+inline PcsrSizes check_pcsr_spmm(const Tensor& rowptr, const Tensor& ptr, const Tensor& col,
+                                 const OptionalTensor& target, const OptionalTensor& merges,
+                                 const OptionalTensor& weight, const Tensor& x,
+                                 const OptionalTensor& src_scale, const OptionalTensor& dst_scale,
+                                 const std::vector<int64_t>& config) {
+  STD_TORCH_CHECK(config.size() == 4, "config has ", config.size(),
+                  " entries, expected {W, F, V, scratch slots}");
+  const int64_t warps = config[0], fold = config[1], height = config[2], slots = config[3];
+  STD_TORCH_CHECK((warps == 1 || warps == 2 || warps == 4 || warps == 8) && fold >= 1 &&
+                      fold <= 8 && (height == 1 || height == 2) && slots >= 0 &&
+                      slots <= std::numeric_limits<int32_t>::max(),
+                  "config is {", warps, ", ", fold, ", ", height, ", ", slots,
+                  "}, expected W of 1, 2, 4 or 8, F from 1 to 8, V of 1 or 2, slots of a plan");
+  STD_TORCH_CHECK(ptr.dim() == 1 && ptr.size(0) >= 1, "ptr has shape ", shape_of(ptr),
+                  ", expected [pieces + 1]");
+  STD_TORCH_CHECK(col.dim() == 1 && col.size(0) % 4 == 0, "col has shape ", shape_of(col),
+                  ", expected [vectors], a multiple of 4");
+  CsrSizes csr = check_csr(rowptr, nullptr, std::nullopt, 0);
+  csr.edges = col.size(0);
+  const int64_t pieces = ptr.size(0) - 1, panels = (csr.rows + height - 1) / height;
+  STD_TORCH_CHECK(target ? pieces >= panels : pieces == panels, "ptr has ", pieces, " pieces for ",
+                  panels, " panels, expected as many, or more with a target");
+  STD_TORCH_CHECK(merges.has_value() == (slots > 0), "got ", slots, " scratch slots ",
+                  merges ? "with" : "without", " merges");
+  check_wide_reads("ptr", ptr, {pieces + 1}, ScalarType::Int, rowptr);
+  check_wide_reads("col", col, {csr.edges}, ScalarType::Int, rowptr);
+  if (target) check_wide_reads("target", *target, {pieces, height}, ScalarType::Int, rowptr);
+  if (merges) {
+    STD_TORCH_CHECK(merges->dim() == 2, "merges has shape ", shape_of(*merges),
+                    ", expected [n, 4]");
+    check_wide_reads("merges", *merges, {merges->size(0), 4}, ScalarType::Int, rowptr);
+  }
+  Sizes s = check_features("x", x, csr, rowptr);
+  const int64_t apart = x.size(0) > 1 ? x.stride(0) * static_cast<int64_t>(x.element_size()) : 0;
+  STD_TORCH_CHECK(s.width <= std::numeric_limits<int32_t>::max() &&
+                      apart <= std::numeric_limits<uint32_t>::max(),
+                  "x has ", s.width, " columns, and rows that lie ", apart,
+                  " bytes apart, expected fewer than 2^31 and 2^32: call .contiguous()");
+  if (weight) {
+    if (weight->dim() == 3) s.heads = check_heads(s.width, weight->size(2));
+    if (weight->dim() == 3) {
+      check_wide_reads("weight", *weight, {csr.edges, height, s.heads}, s.type, rowptr);
+    } else {
+      check_wide_reads("weight", *weight, {csr.edges, height}, s.type, rowptr);
+    }
+  }
+  const ScalarType scale = accumulator_type(s.type);
+  if (src_scale) check_vector("src_scale", *src_scale, x.size(0), scale, rowptr);
+  if (dst_scale) check_vector("dst_scale", *dst_scale, csr.rows, scale, rowptr);
+  return {s, pieces, warps, fold, height, slots};
 }
 
 // What a sum is stored as.

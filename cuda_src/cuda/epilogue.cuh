@@ -1,6 +1,7 @@
 // What becomes of the sum of a row's messages before it is written: for every kernel that adds.
 #pragma once
 
+#include "cuda/launch.h"
 #include "cuda/vec.cuh"
 
 namespace gsp::cuda {
@@ -24,6 +25,26 @@ struct Epilogue {
   bool relu;
 };
 
+template <typename T>
+Epilogue<T> epilogue_of(const SumEnd& p) {
+  Epilogue<T> e{};
+  e.dst_scale = static_cast<const acc_t<T>*>(p.dst_scale);
+  e.self = static_cast<const T*>(p.self);
+  e.self_scale = static_cast<const acc_t<T>*>(p.self_scale);
+  e.bias = static_cast<const acc_t<T>*>(p.bias);
+  e.out = p.out;
+  e.self_stride = p.self_stride;
+  e.width = p.width;
+  e.out_dtype = p.out_dtype;
+  e.plain = p.dst_scale == nullptr && p.self == nullptr && p.bias == nullptr && !p.mean &&
+            !p.relu && p.out_dtype == p.dtype;
+  e.self_scale_by_row = p.self_scale_by_row;
+  e.bias_aligned = reinterpret_cast<uintptr_t>(p.bias) % 16 == 0;
+  e.mean = p.mean;
+  e.relu = p.relu;
+  return e;
+}
+
 template <typename Out, int kVec, typename Acc>
 __device__ __forceinline__ void store_as(void* out, int64_t at, const Acc (&v)[kVec]) {
   Out narrowed[kVec];
@@ -38,6 +59,7 @@ template <int kVec, typename T>
 __device__ __forceinline__ void finish_sum(const Epilogue<T>& e, int64_t row, int64_t length,
                                            int column, acc_t<T> (&v)[kVec]) {
   using Acc = acc_t<T>;
+  if (e.plain) return store_as<T>(e.out, row * e.width + column, v);
   keep(row);
   keep(column);
   if (e.mean) {

@@ -12,9 +12,24 @@ namespace gsp::cuda {
 
 enum class RowOp { kSum, kMax, kMin, kArgBackward, kTieCount, kTieBackward };
 
+// What becomes of a sum (epilogue.cuh), with the types erased; and where any result goes.
+struct SumEnd {
+  Dtype dtype;  // of the features
+  int width = 0;
+  const void* dst_scale = nullptr;
+  const void* self = nullptr;
+  const void* self_scale = nullptr;
+  const void* bias = nullptr;
+  int64_t self_stride = 0;
+  bool self_scale_by_row = false;
+  bool mean = false;
+  bool relu = false;
+  void* out = nullptr;
+  Dtype out_dtype = dtype;
+};
+
 // Arguments of a row sweep (row_sweep.cuh says what each Op reads), with the types erased.
-struct RowSweep {
-  Dtype dtype;
+struct RowSweep : SumEnd {
   bool wide_index;  // int64 rowptr, col, perm, arg
   const void* rowptr = nullptr;
   const void* col = nullptr;
@@ -25,22 +40,12 @@ struct RowSweep {
   const void* own = nullptr;
   const void* arg = nullptr;
   const void* src_scale = nullptr;
-  const void* dst_scale = nullptr;
-  const void* self = nullptr;  // this and what is below: epilogue.cuh
-  const void* self_scale = nullptr;
-  const void* bias = nullptr;
-  bool self_scale_by_row = false;
-  bool relu = false;
-  void* out = nullptr;
-  Dtype out_dtype = dtype;
   void* out_arg = nullptr;
-  int64_t x_stride = 0, other_stride = 0, own_stride = 0, self_stride = 0;
+  int64_t x_stride = 0, other_stride = 0, own_stride = 0;
   int64_t rows = 0, edges = 0, cols = 0;
-  int width = 0;
   int heads = 0;  // 0: one weight for all columns
-  bool mean = false;
   int64_t long_row = 0, chunk = 0;
-  Geometry geometry;  // of item_sweep; lanes 0: chosen by what the work looks like
+  Geometry geometry = {};  // of item_sweep; lanes 0: chosen by what the work looks like
   int64_t l2_bytes = 0;
   const void* items = nullptr;  // null: row_sweep
   int num_items = 0, num_merges = 0, num_slots = 0;
@@ -49,6 +54,29 @@ struct RowSweep {
 };
 
 cudaError_t row_sweep(RowOp op, const RowSweep& p, cudaStream_t stream);
+
+// A sum over PCSR (pcsr_spmm.cuh says what the arrays are), under a configuration <W, F, V, S>.
+struct PcsrSpmm : SumEnd {
+  bool wide_rowptr;  // int64
+  const void* rowptr = nullptr;
+  const void* ptr = nullptr;
+  const void* col = nullptr;
+  const void* target = nullptr;
+  const void* merges = nullptr;
+  const void* weight = nullptr;
+  const void* x = nullptr;
+  const void* src_scale = nullptr;
+  void* scratch = nullptr;
+  int64_t x_stride = 0;
+  int64_t rows = 0, pieces = 0, vectors = 0;
+  int64_t num_merges = 0;
+  int heads = 0;   // 0: one weight for all columns
+  int warps = 4;   // W: of a block
+  int fold = 1;    // F: vectors of columns a thread, at most
+  int height = 1;  // V: rows of a panel
+};
+
+cudaError_t pcsr_spmm(const PcsrSpmm& p, cudaStream_t stream);
 
 enum class EdgeOp { kDot, kArg, kTie };
 

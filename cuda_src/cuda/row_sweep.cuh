@@ -59,21 +59,6 @@ struct SweepArgs {
   Index* scratch_arg;  // [slots, width]
 };
 
-// Row `row` of a matrix, from the column that `first_row` points at; stride in bytes.
-template <typename T, typename Index>
-__device__ __forceinline__ const T* row_of(const T* first_row, Index row, Index stride) {
-  const char* at = reinterpret_cast<const char*>(first_row);
-#ifdef __CUDA_ARCH__
-  if constexpr (sizeof(Index) == 4) {
-    // One instruction, where the compiler widens both factors ahead of the loop and needs four.
-    const char* to;
-    asm("mad.wide.s32 %0, %1, %2, %3;" : "=l"(to) : "r"(row), "r"(stride), "l"(at));
-    return reinterpret_cast<const T*>(to);
-  }
-#endif
-  return reinterpret_cast<const T*>(at + int64_t(row) * stride);
-}
-
 // The columns of one thread: kFold vectors of kVec, `lanes` vectors apart.
 template <int kVec, int kFold>
 struct Columns {
@@ -207,12 +192,7 @@ struct AddOp : OpBase<T, Index, kVec, kFold> {
                                                 int64_t length, const Cols& c) {
 #pragma unroll
     for (int k = 0; k < kFold; ++k) {
-      if (!c.active[k]) continue;
-      if (a.epilogue.plain) {
-        store_as<T>(a.epilogue.out, row * a.width + c.at[k], s.v[k]);
-      } else {
-        finish_sum<kVec>(a.epilogue, row, length, c.at[k], s.v[k]);
-      }
+      if (c.active[k]) finish_sum<kVec>(a.epilogue, row, length, c.at[k], s.v[k]);
     }
   }
 };

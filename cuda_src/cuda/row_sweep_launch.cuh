@@ -2,35 +2,17 @@
 // dtype.
 #pragma once
 
+#include "cuda/alignment.h"
 #include "cuda/launch.h"
 #include "cuda/row_sweep.cuh"
 
 namespace gsp::cuda {
 
-inline int log2_ceil(int64_t v) {
-  int log = 0;
-  while ((int64_t(1) << log) < v) ++log;
-  return log;
-}
-
-inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-inline bool aligned(const void* p, int64_t stride, int64_t elements, int64_t element_size) {
-  const int64_t bytes = elements * element_size;
-  return reinterpret_cast<uintptr_t>(p) % bytes == 0 && stride * element_size % bytes == 0;
-}
-
-inline int64_t size_of(Dtype dtype) {
-  return dtype == Dtype::kFloat64 ? 8 : dtype == Dtype::kFloat32 ? 4 : 2;
-}
-
 // Whether `vec` elements can be moved at once everywhere.
 inline bool can_move(const RowSweep& p, int vec, int64_t size) {
-  const int64_t out_size = size_of(p.out_dtype), most = 16 / out_size;
   return p.width % vec == 0 && (p.heads <= 1 || p.width / p.heads % vec == 0) &&
          aligned(p.x, p.x_stride, vec, size) && aligned(p.other, p.other_stride, vec, size) &&
-         aligned(p.own, p.own_stride, vec, size) && aligned(p.self, p.self_stride, vec, size) &&
-         aligned(p.out, p.width, vec < most ? vec : most, out_size) &&
+         aligned(p.own, p.own_stride, vec, size) && can_finish(p, vec, size) &&
          aligned(p.arg, p.width, vec, p.arg == nullptr ? 1 : int64_t(16) / vec);
 }
 
@@ -46,20 +28,7 @@ SweepArgs<T, Index> typed(const RowSweep& p) {
   a.own = static_cast<const T*>(p.own);
   a.arg = static_cast<const Index*>(p.arg);
   a.src_scale = static_cast<const acc_t<T>*>(p.src_scale);
-  a.epilogue.dst_scale = static_cast<const acc_t<T>*>(p.dst_scale);
-  a.epilogue.self = static_cast<const T*>(p.self);
-  a.epilogue.self_scale = static_cast<const acc_t<T>*>(p.self_scale);
-  a.epilogue.bias = static_cast<const acc_t<T>*>(p.bias);
-  a.epilogue.out = p.out;
-  a.epilogue.self_stride = p.self_stride;
-  a.epilogue.width = p.width;
-  a.epilogue.out_dtype = p.out_dtype;
-  a.epilogue.self_scale_by_row = p.self_scale_by_row;
-  a.epilogue.bias_aligned = reinterpret_cast<uintptr_t>(p.bias) % 16 == 0;
-  a.epilogue.mean = p.mean;
-  a.epilogue.relu = p.relu;
-  a.epilogue.plain = p.dst_scale == nullptr && p.self == nullptr && p.bias == nullptr && !p.mean &&
-                     !p.relu && p.out_dtype == p.dtype;
+  a.epilogue = epilogue_of<T>(p);
   a.out_arg = static_cast<Index*>(p.out_arg);
   a.x_stride = Index(p.x_stride * int64_t(sizeof(T)));
   a.other_stride = Index(p.other_stride * int64_t(sizeof(T)));

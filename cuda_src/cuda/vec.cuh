@@ -73,7 +73,25 @@ __device__ __forceinline__ Vec<T, kVec> load(const T* p) {
   return *reinterpret_cast<const Vec<T, kVec>*>(p);
 }
 
-// The same from memory that no one writes to meanwhile, through a pointer that the compiler may
+// Row `row` of a matrix, from the column that `first_row` points at; stride in bytes.
+template <typename T, typename Index>
+__device__ __forceinline__ const T* row_of(const T* first_row, Index row, Index stride) {
+  const char* at = reinterpret_cast<const char*>(first_row);
+#ifdef __CUDA_ARCH__
+  // One instruction, where the compiler widens both factors ahead of the loop and needs four.
+  const char* to;
+  if constexpr (std::is_same_v<Index, int>) {
+    asm("mad.wide.s32 %0, %1, %2, %3;" : "=l"(to) : "r"(row), "r"(stride), "l"(at));
+    return reinterpret_cast<const T*>(to);
+  } else if constexpr (std::is_same_v<Index, unsigned>) {
+    asm("mad.wide.u32 %0, %1, %2, %3;" : "=l"(to) : "r"(row), "r"(stride), "l"(at));
+    return reinterpret_cast<const T*>(to);
+  }
+#endif
+  return reinterpret_cast<const T*>(at + int64_t(row) * stride);
+}
+
+// Loads from memory that no one writes to meanwhile, through a pointer that the compiler may
 // have lost track of (see `keep`); zeros where there is nothing to load. Written as a predicated
 // load, not as a branch, and of whole words: two halves of a register would be chosen one by one.
 template <typename T, int kVec>

@@ -154,6 +154,15 @@ struct Items {
 };
 
 template <typename T>
+constexpr gsp::Dtype kDtype = gsp::Dtype::kFloat32;
+template <>
+constexpr gsp::Dtype kDtype<double> = gsp::Dtype::kFloat64;
+template <>
+constexpr gsp::Dtype kDtype<__half> = gsp::Dtype::kFloat16;
+template <>
+constexpr gsp::Dtype kDtype<__nv_bfloat16> = gsp::Dtype::kBFloat16;
+
+template <typename T>
 constexpr double kRounding = 0x1p-24;  // half an ulp of 1
 template <>
 constexpr double kRounding<double> = 0x1p-53;

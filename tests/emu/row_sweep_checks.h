@@ -38,15 +38,6 @@ struct Layout {
   int offset = 0;  // elements past a 16-byte boundary
 };
 
-template <typename T>
-constexpr gsp::Dtype kDtype = gsp::Dtype::kFloat32;
-template <>
-constexpr gsp::Dtype kDtype<double> = gsp::Dtype::kFloat64;
-template <>
-constexpr gsp::Dtype kDtype<__half> = gsp::Dtype::kFloat16;
-template <>
-constexpr gsp::Dtype kDtype<__nv_bfloat16> = gsp::Dtype::kBFloat16;
-
 template <typename Out, typename Index>
 struct Results {
   Buffer<Out> out;
@@ -62,6 +53,7 @@ std::unique_ptr<Results<Out, Index>> sweep_once(const char* name, RowSweep p, bo
                                                 const Launcher& launcher) {
   auto results = std::make_unique<Results<Out, Index>>(p, with_arg);
   p.out = results->out.data();
+  p.dtype = kDtype<T>;
   p.out_dtype = kDtype<Out>;
   if (with_arg) p.out_arg = results->arg.data();
   const size_t slots = items == nullptr ? 0 : size_t(items->num_slots);

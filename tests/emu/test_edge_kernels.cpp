@@ -11,15 +11,6 @@ using namespace checks;
 using namespace gsp::cuda;
 using gsp::Dtype;
 
-template <typename T>
-constexpr Dtype kDtype = Dtype::kFloat32;
-template <>
-constexpr Dtype kDtype<double> = Dtype::kFloat64;
-template <>
-constexpr Dtype kDtype<__half> = Dtype::kFloat16;
-template <>
-constexpr Dtype kDtype<__nv_bfloat16> = Dtype::kBFloat16;
-
 constexpr emu::Order kOrders[] = {emu::Order::kForward, emu::Order::kReverse,
                                   emu::Order::kShuffled};
 

@@ -211,14 +211,16 @@ void test_epilogue_of_other_dtypes() {
                                 {Self::kOne, true, false, {2, 0}});
   check_sum<__half, int, __nv_bfloat16>("half to bfloat16", kMixed, 64, both, {}, half, false,
                                         {Self::kOne, true, true, {0, 1}});
-  check_sum<__nv_bfloat16, int, float>(
-      "bfloat16 to float", kMixed, 16, {}, {},
-      [](const RowSweep& p) { return launch<PlainSum, __nv_bfloat16, int, 8, 1>(p, nullptr); },
-      false, {Self::kOne, true, true});
+  check_sum<__nv_bfloat16, int, float>("bfloat16 to float", kMixed, 16, {}, {},
+                                       [](const RowSweep& p) {
+                                         return launch_vectors<PlainSum, __nv_bfloat16, 8, true>(
+                                             p, nullptr);
+                                       },
+                                       false, {Self::kOne, true, true});
   check_sum<double>(
       "double", kMixed, 100, both, {},
-      [](const RowSweep& p) { return launch<ColumnSum, double, int, 2, 2>(p, nullptr); }, true,
-      {Self::kByRow, true, true});
+      [](const RowSweep& p) { return launch_vectors<ColumnSum, double, 2, true>(p, nullptr); },
+      true, {Self::kByRow, true, true});
 }
 
 }  // namespace
