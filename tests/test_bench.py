@@ -70,5 +70,5 @@ def test_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (m, p) for m in ("gcn", "sage_max") for p in ("pyg", "accelerated")
     ]
     calls = [int(r["kernel_calls"]) for r in rows]
-    # A step of GCN: 3 forward, 3 backward. Of SAGE max, whose first layer sees constant features: 3 and 2 x 2.
-    assert calls == [0, 60, 0, 70] and all(r["status"] == "ok" for r in rows)
+    # The first layer sees constant features: a step of GCN is 3 forward and 2 backward, of SAGE max 3 and 2 x 2.
+    assert calls == [0, 50, 0, 70] and all(r["status"] == "ok" for r in rows)
