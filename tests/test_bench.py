@@ -70,8 +70,8 @@ def test_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = list(csv.DictReader(line for line in lines if not line.startswith("#")))
     assert [(r["model"], r["path"]) for r in rows] == [(m, p) for m in ("gcn", "sage_max") for p in training.PATHS]
     assert all(r["status"] == "ok" for r in rows)
-    # A step of GCN: 3 forward, 3 backward. Of SAGE max, whose first layer sees constant features: 3 and 2 x 2.
-    assert [int(r["kernel_calls"]) for r in rows] == [0, 0, 60, 0, 0, 0, 70, 0]
+    # The first layer sees constant features: a step of GCN is 3 forward and 2 backward, of SAGE max 3 and 2 x 2.
+    assert [int(r["kernel_calls"]) for r in rows] == [0, 0, 50, 0, 0, 0, 70, 0]
     accelerated = [r for r in rows if r["path"] == "accelerated"]
     assert all(0 < float(r["products_ms"]) and int(r["graph_bytes"]) > 2 * 4 * 1000 for r in accelerated)
     assert summary.read_training(out) == rows

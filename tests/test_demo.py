@@ -62,7 +62,7 @@ def test_both_trainings_draw_the_same_numbers(tmp_path: Path) -> None:
     """Dropout is the same in both, though they take turns."""
     result = demo(tmp_path, "--epochs", "27", "--device", "cpu", "--dataset", "minesweeper")
     plain, fast = result["runs"]
-    assert plain["kernel_calls"] == 0 and fast["kernel_calls"] == 27 * 4
+    assert plain["kernel_calls"] == 0 and fast["kernel_calls"] == 27 * 3  # the first layer has none backward
     assert plain["accuracy"] == pytest.approx(fast["accuracy"], abs=2e-3)
 
 

@@ -56,6 +56,15 @@ int64_t runs = 0;
 
 using Kernel = void (*)(const Problem&, const Schedule&);
 
+template <typename T>
+constexpr gsp::Dtype kDtype = gsp::Dtype::kFloat32;
+template <>
+constexpr gsp::Dtype kDtype<double> = gsp::Dtype::kFloat64;
+template <>
+constexpr gsp::Dtype kDtype<Half> = gsp::Dtype::kFloat16;
+template <>
+constexpr gsp::Dtype kDtype<BFloat16> = gsp::Dtype::kBFloat16;
+
 template <typename T, typename Index>
 void run_all(int64_t width, int64_t heads, int64_t hub) {
   const int64_t rows = 13, sources = 7, edges = 60;
@@ -87,8 +96,22 @@ void run_all(int64_t width, int64_t heads, int64_t hub) {
     p.arg = {args.data.get(), width};
     p.src_scale = p.dst_scale = weighted ? scales.data.get() : nullptr;
     p.mean = weighted;
-    run(weighted ? sweep<T, Index, Sum<true>> : sweep<T, Index, Sum<false>>, rows * width * size,
-        width);
+    p.result_dtype = kDtype<T>;
+    const Kernel sum = weighted ? sweep<T, Index, Sum<true>> : sweep<T, Index, Sum<false>>;
+    run(sum, rows * width * size, width);
+    const Exact bias(width * sum_size);
+    p.self = {by_row.data.get(), width};
+    p.self_scale = scales.data.get();
+    p.self_scale_by_row = weighted;
+    p.bias = bias.data.get();
+    p.relu = true;
+    run(sum, rows * width * size, width);
+    if (sizeof(T) < sum_size) {
+      p.result_dtype = gsp::Dtype::kFloat32;
+      run(sum, rows * width * sum_size, width);
+    }
+    p.self = {};
+    p.self_scale = p.bias = nullptr;
     p.src_scale = p.dst_scale = nullptr;
     run(weighted ? sweep<T, Index, Arg<true, Reduce::kMin>>
                  : sweep<T, Index, Arg<false, Reduce::kMax>>,
