@@ -13,6 +13,7 @@ hit here.
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import weakref
@@ -266,9 +267,12 @@ def _evict(latest: _Entry) -> None:
 
 def budget(device: torch.device) -> float:
     """Bytes that may be kept on `device`."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory * MAX_SHARE
-    return float(MAX_BYTES)
+    return _memory(device) * MAX_SHARE if device.type == "cuda" else float(MAX_BYTES)
+
+
+@functools.cache
+def _memory(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).total_memory
 
 
 def _evict_orphans() -> None:

@@ -603,6 +603,11 @@ def spmm(
                 p = default_plan(core, csr)
             if x.requires_grad and torch.is_grad_enabled():
                 return _apply_linear(_unwrap(x), None, core, flipped, "rows" if reduce == "mean" else None, p)
+            if p.items is None and x.is_contiguous():
+                try:
+                    return _native.row_sum_eager(csr.rowptr, csr.col, x, p.lengths, reduce == "mean")  # type: ignore[no-any-return]
+                except RuntimeError as error:
+                    raise _native.translated(error) from None
             return _row_sum(csr, p, x, reduce == "mean")
     _check_graph(graph, "spmm")
     _check_features(graph, x, graph.num_src, "x", "source nodes")

@@ -272,6 +272,7 @@ def test_living_tensors_keep_graphs(device: str) -> None:
     for b in batches:
         lookup(b)
     assert changes(lambda bs=batches: [lookup(b) for b in bs]) == {"plan_hits": 50}
+    books_agree()
     assert cache.cached_graphs() == 50
     del b, batches
     assert cache.cached_graphs() == cache.MAX_GRAPHS
@@ -309,6 +310,7 @@ def test_bytes_are_bounded(device: str, monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr(cache, "MAX_SHARE", 5.5 * size / torch.cuda.get_device_properties(0).total_memory)
     batches = [one(seed) for seed in range(1, 20) if lookup(keep) is not None]
     assert cache.cached_graphs() == 5
+    books_agree()
     assert changes(lambda: lookup(keep)) == {"plan_hits": 1}  # in use all the time
     assert changes(lambda: lookup(batches[0])).get("plan_misses") == 1
     monkeypatch.setattr(cache, "MAX_BYTES", 0)
@@ -374,6 +376,7 @@ def test_many_short_lived_graphs(device: str, count: int) -> None:
     # malloc's own ups and downs, and the driver's; a graph, its transpose and plans are 10 KB
     assert resident() - before[0] < (8 << 20 if device == "cpu" else 64 << 20)
     assert not cache._dead and len(cache._roots) <= cache.MAX_GRAPHS
+    books_agree()
     gsp.clear_cache()
     assert cache.cached_graphs() == 0
 
@@ -468,6 +471,20 @@ def test_fork() -> None:
 # ---------------------------------------------------------------------- anything, in any order
 
 
+def books_agree() -> None:
+    """What is kept twice, to be found fast, says the same as the list of all that is kept."""
+    entries = dict(cache._entries)
+    linked = [ref() for root in cache._roots.values() for ref in root.entries.values()]
+    for number, entry in entries.items():
+        assert entry.roots == sum(e is entry for e in linked)
+        assert cache._by_size[entry.size][number] is entry
+        assert (number in cache._orphans) == (entry.roots <= 0)
+    assert sum(map(len, cache._by_size.values())) == len(entries) and cache._orphans.keys() <= entries.keys()
+    assert all(cache._by_size.values())
+    for device, kept in cache._bytes.items():
+        assert kept == sum(e.nbytes for e in entries.values() if e.graph.device == device)
+
+
 @settings(max_examples=60)
 @given(
     st.lists(
@@ -502,6 +519,7 @@ def test_never_stale(device, steps) -> None:  # type: ignore[no-untyped-def]
             slots[i], slots[3 - i] = slots[3 - i], slots[i]
         found = lookup(slots[i], 9, reverse=action == "reverse").edge_index()
         assert torch.equal(found, slots[i].flip(0) if action == "reverse" else slots[i])
+        books_agree()
 
 
 # ---------------------------------------------------------------------- permuted weights

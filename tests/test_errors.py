@@ -550,6 +550,23 @@ def test_out_of_memory_inside_an_operator(device: str) -> None:
 
 
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
+def test_what_a_transform_leaves_behind(device: str, reduce: str) -> None:
+    """A tensor that escaped from torch.func.grad stands for the one that went in, gradients included."""
+    g = NAMED["shuffled"].graph(device)
+    x = values((37, 4), torch.float32, 1, device=device).requires_grad_()
+    w = values((211,), torch.float32, 2, device=device).requires_grad_()
+    kept: list[torch.Tensor] = []
+    torch.func.grad(lambda a, b: (kept.extend((a, b)), (a.sum() * b.sum()))[1], (0, 1))(x, w)
+    for weighted in (False, True):
+        leaves = [x, w][: 1 + weighted]
+        grads = [
+            torch.autograd.grad(gsp.spmm(g, *of, reduce=reduce).square().sum(), leaves)
+            for of in (kept[: len(leaves)], leaves)
+        ]
+        assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
 def test_vmap(device: str, reduce: str) -> None:
     """In plain torch, one message per edge: slow, and right."""
     g = NAMED["shuffled"].graph(device)

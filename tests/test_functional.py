@@ -600,3 +600,16 @@ def test_sorted_edges_need_no_permutation(device: str) -> None:
     after = gsp.stats()
     assert after["sorts"] == before["sorts"] and after["weight_permutes"] == before["weight_permutes"]
     assert after["transposes_built"] == before["transposes_built"]  # inference needs none
+
+
+@pytest.mark.parametrize("reduce", REDUCES)
+def test_empty_features_of_any_strides(device: str, reduce: str) -> None:
+    g = gsp.Graph.from_edge_index(torch.zeros(2, 0, dtype=torch.int64, device=device), (0, 3))
+    for strides in ((4, 1), (1, 0), (1, 7), (0, 0)):
+        for needs_grad in (False, True):
+            x = torch.empty_strided((0, 4), strides, device=device).requires_grad_(needs_grad)
+            out = gsp.spmm(g, x, reduce=reduce)
+            assert torch.equal(out, torch.zeros(3, 4, device=device))
+            if needs_grad:
+                out.sum().backward()
+                assert x.grad is not None and x.grad.shape == x.shape

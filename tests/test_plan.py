@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import math
+import os
 import weakref
 
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from strategies import DTYPES, NAMED, REDUCES, edges, values
 
 import gnn_spmm_plugin as gsp
+from gnn_spmm_plugin import _config
 from gnn_spmm_plugin.features import GraphFeatures
 from gnn_spmm_plugin.plan import WARM_AFTER, default_plan
 from gnn_spmm_plugin.schedule import Layout, by_degree, layout_of, list_items
@@ -73,6 +75,20 @@ def test_mode_from_the_environment(device: str, mode: str, monkeypatch: pytest.M
     for _ in range(4):
         use(g)
         assert g._csr.plan.mode == mode
+
+
+def test_the_environment_is_read_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for raw, read in (("  Warm ", "warm"), ("cold", "cold"), ("", "")):
+        monkeypatch.setenv("GSP_MODE", raw)
+        assert _config.env("GSP_MODE") == read
+    monkeypatch.delenv("GSP_MODE")
+    assert _config.env("GSP_MODE") == ""
+    for raw, verify in (("verify", True), ("info,verify", True), ("info", False), ("", False)):
+        monkeypatch.setenv("GSP_LOG", raw)
+        assert _config.verify_always() is verify
+    monkeypatch.setattr(_config, "_environment", os.environb)  # where os.environ keeps its values elsewhere
+    monkeypatch.setenv("GSP_MODE", "Cold")
+    assert _config.env("GSP_MODE") == "cold" and _config.env("GSP_KERNEL") == ""
 
 
 def test_bad_environment(device: str, monkeypatch: pytest.MonkeyPatch) -> None:

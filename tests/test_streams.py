@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -270,6 +271,30 @@ def test_no_waiting_in_a_steady_step() -> None:
         step()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("count", [5000, 300_000])
+@pytest.mark.parametrize("ordered", [False, True])
+def test_building_waits_once(ordered: bool, count: int) -> None:
+    """For what the check of the edges found; the transposed graph is built without."""
+    edge_index = random_edges(3000, count, 0).edge_index
+    if ordered:
+        edge_index = edge_index[:, edge_index[1].argsort(stable=True)]
+    edge_index = edge_index.cuda()
+    x = torch.rand(3000, 8, device="cuda", requires_grad=True)
+    graph_of(*random_edges(3000, count + 1, 0).edge_index.cuda().flip(0), 3000, 3000)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as waited:
+            warnings.simplefilter("always")
+            g = graph_of(edge_index[1], edge_index[0], 3000, 3000)
+        torch.cuda.set_sync_debug_mode("error")
+        gsp.spmm(g, x).sum().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len(waited) == 1, [str(w.message) for w in waited]
+    assert (g.perm is None) == ordered
 
 
 # ---------------------------------------------------------------------- several GPUs

@@ -1,5 +1,4 @@
-// Products per edge, softmax over the edges of a row, and the check of an edge list, against loops
-// in double.
+// Products per edge, and softmax over the edges of a row, against loops in double.
 #include "kernel_checks.h"
 // The launchers themselves, with every dtype they dispatch to.
 #include "cuda/edge_dot.cu"
@@ -219,48 +218,10 @@ void test_softmax() {
   check_softmax<double>("double softmax", 1, true, {40, 3, 0, 1100});
 }
 
-// ---- Edge lists
-// ---------------------------------------------------------------------------------------------
-
-template <typename Index>
-void check_list(int64_t edges, int64_t stride, std::vector<int64_t> bad, bool sorted) {
-  const int64_t num_dst = 50, num_src = 30;
-  Buffer<Index> dst(size_t(edges == 0 ? 0 : (edges - 1) * stride + 1));
-  Buffer<Index> src(size_t(edges == 0 ? 0 : (edges - 1) * stride + 1));
-  for (int64_t j = 0; j < edges; ++j) {
-    dst[j * stride] = Index(j * num_dst / edges);
-    src[j * stride] = Index(below(int(num_src)));
-  }
-  if (!sorted) std::swap(dst[(edges / 3) * stride], dst[(edges - 1) * stride]);
-  for (size_t i = 0; i < bad.size(); ++i) {  // one above the range, one below it, ...
-    src[bad[i] * stride] = i % 2 == 0 ? Index(num_src) : Index(-1);
-  }
-  const auto out = in_every_order<int64_t>("check_coo", 3, [&](int64_t* to) {
-    return check_coo(sizeof(Index) == 8, dst.data(), src.data(), stride, stride, edges, num_dst,
-                     num_src, to, nullptr);
-  });
-  const int64_t first = bad.empty() ? -1 : *std::min_element(bad.begin(), bad.end());
-  expect((*out)[0] == first, "check_coo of %d: first bad edge %d, expected %d", int(edges),
-         int((*out)[0]), int(first));
-  expect(((*out)[1] != 0) == sorted, "check_coo of %d: sorted is %d, expected %d", int(edges),
-         int((*out)[1]), int(sorted));
-}
-
-void test_list() {
-  check_list<int>(0, 1, {}, true);
-  check_list<int>(1, 1, {}, true);
-  check_list<int>(700, 1, {}, true);
-  check_list<int>(700, 1, {699, 520}, true);
-  check_list<int>(700, 2, {300, 0, 299}, false);
-  check_list<int64_t>(300, 1, {256}, false);
-  check_list<int64_t>(300, 2, {}, true);
-}
-
 }  // namespace
 
 int main() {
   test_dot();
   test_softmax();
-  test_list();
   return checks::finish();
 }

@@ -1,0 +1,218 @@
+// From edge lists to CSR: the check of an edge list, comparisons, and grouping by counting.
+#include <algorithm>
+
+#include "kernel_checks.h"
+// The launchers themselves.
+#include "cuda/coo.cu"
+
+namespace {
+
+using namespace checks;
+using namespace gsp::cuda;
+
+constexpr emu::Order kOrders[] = {emu::Order::kForward, emu::Order::kReverse,
+                                  emu::Order::kShuffled};
+
+// ---- Checking and copying
+
+template <typename Key, typename Index>
+void check_list(int64_t edges, int64_t stride, std::vector<int64_t> bad, bool sorted) {
+  const int64_t num_dst = 50, num_src = 30;
+  const auto size = size_t(edges == 0 ? 0 : (edges - 1) * stride + 1);
+  Buffer<Key> dst(size), src(size);
+  for (int64_t j = 0; j < edges; ++j) {
+    dst[j * stride] = Key(j * num_dst / edges);
+    src[j * stride] = Key(below(int(num_src)));
+  }
+  if (!sorted) std::swap(dst[(edges / 3) * stride], dst[(edges - 1) * stride]);
+  for (size_t i = 0; i < bad.size(); ++i) {  // one above the range, one below it, ...
+    src[bad[i] * stride] = i % 2 == 0 ? Key(num_src) : Key(-1);
+  }
+  const int64_t first = bad.empty() ? -1 : *std::min_element(bad.begin(), bad.end());
+  for (const emu::Order order : kOrders) {
+    emu::order = order;
+    Buffer<Index> own_dst(size_t(edges), 1, kUnwritten), own_src(size_t(edges), 1, kUnwritten);
+    Buffer<int64_t> fact(1, 1, kUnwritten);
+    CheckCoo p{sizeof(Key) == 8, sizeof(Index) == 8};
+    p.dst = dst.data();
+    p.src = src.data();
+    p.dst_stride = p.src_stride = stride;
+    p.edges = edges;
+    p.num_dst = num_dst;
+    p.num_src = num_src;
+    p.own_dst = own_dst.data();
+    p.own_src = own_src.data();
+    p.fact = fact.data();
+    expect(check_coo(p, nullptr) == cudaSuccess, "check_coo: the launch failed");
+    const CooFacts facts = read_fact(fact[0]);
+    expect(facts.first_bad == first, "check_coo of %d: first bad edge %d, expected %d", int(edges),
+           int(facts.first_bad), int(first));
+    if (first >= 0) continue;
+    expect(facts.sorted == sorted, "check_coo of %d: sorted is %d, expected %d", int(edges),
+           int(facts.sorted), int(sorted));
+    bool same = true;
+    for (int64_t j = 0; j < edges; ++j) {
+      same = same && own_dst[j] == dst[j * stride] && own_src[j] == src[j * stride];
+    }
+    expect(same, "check_coo of %d: the copy differs", int(edges));
+  }
+}
+
+void test_list() {
+  check_list<int, int>(0, 1, {}, true);
+  check_list<int, int>(1, 1, {}, true);
+  check_list<int, int64_t>(700, 1, {}, true);
+  check_list<int, int>(700, 1, {699, 520}, true);
+  check_list<int, int>(700, 2, {300, 0, 299}, false);
+  check_list<int, int>(700, 2, {}, false);
+  check_list<int64_t, int>(300, 1, {256}, false);
+  check_list<int64_t, int64_t>(300, 2, {}, true);
+  check_list<int64_t, int>(513, 1, {}, false);
+}
+
+// ---- Comparing
+
+template <typename A, typename B>
+void check_compare(int64_t size, int64_t stride) {
+  Buffer<A> a(size_t((size - 1) * stride + 1));
+  Buffer<B> b{size_t(size)};
+  for (int64_t j = 0; j < size; ++j) a[j * stride] = A(b[j] = B(below(1000)));
+  Buffer<int64_t> fact(1);
+  Compare p{sizeof(A) == 8, sizeof(B) == 8};
+  p.a = a.data();
+  p.b = b.data();
+  p.a_stride = stride;
+  p.size = size;
+  p.fact = fact.data();
+  fact[0] = -1;
+  expect(compare(p, nullptr) == cudaSuccess && fact[0] == -1, "compare of %d: equal", int(size));
+  for (const int64_t j : {int64_t(0), size / 2, size - 1}) {
+    fact[0] = -1;
+    b[j] ^= 1;
+    expect(compare(p, nullptr) == cudaSuccess && fact[0] == 0, "compare of %d: %d differs",
+           int(size), int(j));
+    b[j] ^= 1;
+  }
+  if (sizeof(A) == 8 && sizeof(B) == 4) {  // the lower half agrees
+    a[0] += A(int64_t(1) << 32);
+    fact[0] = -1;
+    expect(compare(p, nullptr) == cudaSuccess && fact[0] == 0, "compare: the upper half differs");
+  }
+}
+
+void test_compare() {
+  check_compare<int, int>(1, 1);
+  check_compare<int64_t, int>(700, 2);
+  check_compare<int64_t, int64_t>(256, 1);
+  check_compare<int, int64_t>(300, 1);
+}
+
+// ---- Grouping
+
+void check_grouping(const char* name, const std::vector<int>& keys, int64_t rows) {
+  const auto edges = int64_t(keys.size());
+  Buffer<int> key(keys.size()), other(keys.size());
+  std::vector<int> expected(keys.size());
+  for (int64_t j = 0; j < edges; ++j) {
+    key[j] = keys[size_t(j)];
+    other[j] = below(1 << 20);
+    expected[size_t(j)] = int(j);
+  }
+  std::stable_sort(expected.begin(), expected.end(),
+                   [&](int a, int b) { return keys[size_t(a)] < keys[size_t(b)]; });
+  for (const emu::Order order : kOrders) {
+    emu::order = order;
+    Buffer<int> rowptr(size_t(rows + 1), 1, kUnwritten), again(size_t(rows + 1), 1, kUnwritten);
+    Buffer<int> col(keys.size(), 1, kUnwritten), perm(keys.size(), 1, kUnwritten);
+    Grouping p{false};
+    p.key = key.data();
+    p.other = other.data();
+    p.edges = edges;
+    p.rows = rows;
+    p.rowptr = rowptr.data();
+    p.col = col.data();
+    p.perm = perm.data();
+    expect(can_count(p), "%s: too large to be counted", name);
+    p.scratch_bytes = counting_bytes(p);
+    Buffer<char> scratch(size_t(p.scratch_bytes), 0, kUnwritten);
+    p.scratch = scratch.data();
+    expect(group_by_counting(p, nullptr) == cudaSuccess, "%s: a launch failed", name);
+    bool stable = true, moved = true;
+    Buffer<int> sorted(keys.size());
+    for (int64_t j = 0; j < edges; ++j) {
+      stable = stable && perm[j] == expected[size_t(j)];
+      moved = moved && col[j] == other[expected[size_t(j)]];
+      sorted[j] = keys[size_t(expected[size_t(j)])];
+    }
+    expect(stable, "%s: not a stable order", name);
+    expect(moved, "%s: columns do not follow their edges", name);
+    expect(find_rowptr(false, sorted.data(), edges, rows, again.data(), nullptr) == cudaSuccess,
+           "%s: a launch failed", name);
+    for (int64_t r = 0; r <= rows; ++r) {
+      const auto begin = std::lower_bound(sorted.data(), sorted.data() + edges, int(r));
+      const auto at = int(begin - sorted.data());
+      expect(rowptr[r] == at && again[r] == at, "%s: row %d begins at %d and %d, expected %d", name,
+             int(r), rowptr[r], again[r], at);
+    }
+  }
+}
+
+std::vector<int> random_keys(size_t edges, int rows) {
+  std::vector<int> keys(edges);
+  for (int& key : keys) key = below(rows);
+  return keys;
+}
+
+void test_grouping() {
+  check_grouping("one edge", {0}, 1);
+  check_grouping("one edge of many rows", {4999}, 5000);
+  check_grouping("few rows", random_keys(2000, 5), 5);
+  check_grouping("short rows", random_keys(3000, 700), 700);
+  check_grouping("empty rows", random_keys(500, 4000), 9000);
+  for (const int64_t rows : {1023, 1024, 1025, 2048}) {
+    check_grouping("rows that fill blocks", random_keys(1500, int(rows)), rows);
+  }
+  std::vector<int> keys =
+      random_keys(6000, 40);  // rows above and below the limit, one of exactly it
+  for (size_t j = 0; j < keys.size(); ++j) {
+    if (j % 3 == 1) keys[j] = 17;
+    if (j % 3 == 0) keys[j] = j < 3 * kLongRow ? 50 : 51;
+  }
+  check_grouping("long rows", keys, 60);
+  check_grouping("one long row", std::vector<int>(5000, 3), 8);
+  check_grouping(
+      "a long row at the end",
+      [] {
+        std::vector<int> v = random_keys(3000, 7);
+        for (size_t j = 1000; j < v.size(); ++j) v[j] = 7;
+        return v;
+      }(),
+      8);
+}
+
+void test_limits() {
+  Grouping p{false};
+  p.edges = p.rows = kMaxCounted;
+  expect(can_count(p), "the largest graph");
+  p.edges = kMaxCounted + 1;
+  expect(!can_count(p), "too many edges");
+  p.edges = 1;
+  p.rows = kMaxCounted + 1;
+  expect(!can_count(p), "too many rows");
+  p.rows = 1;
+  p.wide_index = true;
+  expect(!can_count(p), "64-bit indices");
+  p.wide_index = false;
+  p.edges = 0;
+  expect(!can_count(p), "no edges");
+}
+
+}  // namespace
+
+int main() {
+  test_list();
+  test_compare();
+  test_grouping();
+  test_limits();
+  return checks::finish();
+}
