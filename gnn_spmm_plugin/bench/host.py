@@ -24,7 +24,7 @@ from ..cache import clear_cache, graph_of
 from ..functional import spmm
 from ..graph import Graph
 from ..plan import WARM_AFTER
-from .run import environment
+from .results import environment
 
 COLUMNS = "what us_ours us_other ratio bar other".split()
 Layer = Callable[[Tensor, Tensor], Tensor]
