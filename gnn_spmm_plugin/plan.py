@@ -166,16 +166,22 @@ def _pcsr(csr: Csr, kernel: Kernel, width: int, dtype: torch.dtype, schedule: st
 
 
 def default_plan(core: Core, csr: Csr) -> Plan:
-    """The plan of a call that asks for nothing special: cold at first, warm from use `WARM_AFTER` on."""
+    """The plan of a call that asks for nothing special: cold at first, warm from use `WARM_AFTER` on.
+
+    Under ``torch.use_deterministic_algorithms(True)`` it is warm from the first use on, or stays what it was then.
+    """
     current: Plan | None = csr.plan
-    if current is not None and (current.mode == "warm" or csr.uses < WARM_AFTER - 1):
+    # An upgrade may change last digits. Whoever asks torch for determinism keeps the plan of the first use.
+    pinned = torch.are_deterministic_algorithms_enabled()
+    if current is not None and (current.mode == "warm" or csr.uses < WARM_AFTER - 1 or pinned):
         csr.uses += 1
         return current
     mode = env("GSP_MODE") or "auto"
     _check_choice("GSP_MODE", mode, MODES)
     kernel = for_device(core.device, env("GSP_KERNEL"))
     _check_mode(kernel, mode)
-    early = mode == "cold" or (mode == "auto" and csr.uses < WARM_AFTER - 1) or capturing(core.device)
+    early = mode == "cold" or capturing(core.device)
+    early |= mode == "auto" and csr.uses < WARM_AFTER - 1 and not pinned
     if early and kernel.name != "pcsr":
         if current is None:
             current = _cold(csr, kernel, f"use {csr.uses + 1}; warm from use {WARM_AFTER} on")
