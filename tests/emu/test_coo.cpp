@@ -61,6 +61,7 @@ void check_list(int64_t edges, int64_t stride, std::vector<int64_t> bad, bool so
 void test_list() {
   check_list<int, int>(0, 1, {}, true);
   check_list<int, int>(1, 1, {}, true);
+  check_list<int, int>(2, 1, {}, false);
   check_list<int, int64_t>(700, 1, {}, true);
   check_list<int, int>(700, 1, {699, 520}, true);
   check_list<int, int>(700, 2, {300, 0, 299}, false);
