@@ -735,3 +735,16 @@ def test_large_random_graph() -> None:
         for config in CONFIGS:
             out = gsp.spmm(g, x, plan=plan_of(g, width, torch.float32, "sum", config))
             assert bool(((out - exact).abs() <= 1e-5 * size).all())
+
+
+def test_the_default_kernel_of_a_plain_call(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without weights and gradients `spmm` takes its shortest way, which must ask the plan too."""
+    monkeypatch.setenv("GSP_KERNEL", "pcsr")
+    g = NAMED["hub"].graph(place)
+    x = values((g.num_src, 8), torch.float32, 1, device=place)
+    ran: list[object] = []
+    product = pcsr.Pcsr.product
+    monkeypatch.setattr(pcsr.Pcsr, "product", lambda self, *args: ran.append(self) or product(self, *args))
+    gsp.spmm(g, x)
+    gsp.spmm(g, x, reduce="mean")
+    assert len(ran) == 2 and ran[0] is g._csr.plan.pcsr

@@ -598,6 +598,9 @@ def test_stale_caches_are_noticed(name: str, weighted: bool, how: str, device: s
         for _ in range(3):
             outputs_and_gradients(layer, call, x)
         stale(edge_index, weight, how)
+        if device != "cpu" and weighted:  # of several loops at a node, which one's weight counts is chance on a GPU
+            src, dst = edge_index
+            dst.copy_(torch.where(src == dst, (dst + 1) % N, dst))
         got = outputs_and_gradients(layer, call, x)
     assert_same(got, outputs_and_gradients(layer, call, x), 1e-5)
 
