@@ -368,3 +368,22 @@ def test_backward_is_planned_as_forward(device: str) -> None:
     g = NAMED["hub"].graph(device)
     gsp.spmm(g, x).sum().backward()
     assert g._csr_t.plan.mode == "cold"
+
+
+@pytest.mark.parametrize("reduce", ["sum", "max"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_warm_plans_of_any_width(device: str, dtype: torch.dtype, reduce: str) -> None:
+    """On a graph that is large enough for items: vectors of 16 bytes, of fewer, of one element; short rows, hubs."""
+    generator = torch.Generator().manual_seed(0)
+    nodes, edges = 3000, 120_000
+    src = torch.randint(nodes, (edges,), generator=generator)
+    dst = (torch.rand(edges, generator=generator) ** 4 * nodes).long()
+    g = gsp.Graph.from_edge_index(torch.stack([src, dst]).to(device), nodes)
+    weight = torch.rand(edges, generator=generator).to(device, dtype)
+    for width in (1, 2, 8, 33, 66, 100):
+        x = values((nodes, width), dtype, 1, device=device)
+        plan = gsp.plan(g, width, dtype, reduce)
+        assert device == "cpu" or plan.items is not None
+        for w in (None, weight):
+            expected = expect_spmm(g, x, w, torch.zeros(nodes, width, dtype=dtype, device=device), reduce)
+            close(gsp.spmm(g, x, w, reduce, plan=plan), expected.out)

@@ -95,7 +95,9 @@ cuda::RowSweep sweep_of(const Sizes& sizes, const Tensor& rowptr, const Tensor& 
                                    (fold == 1 || fold == 2)),
                     "config asks for ", lanes, " lanes, fold ", fold, ", ", parallel,
                     " groups, expected powers of two of at most 32 threads, and fold 1 or 2");
-    p.geometry = {static_cast<int>(lanes), static_cast<int>(fold), static_cast<int>(parallel)};
+    if (lanes != 0) {
+      p.geometry = {static_cast<int>(lanes), static_cast<int>(fold), static_cast<int>(parallel)};
+    }
     p.items = items->const_data_ptr();
     p.num_items = static_cast<int>(config[2]);
     p.num_merges = static_cast<int>(config[3]);

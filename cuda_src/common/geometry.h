@@ -7,8 +7,8 @@
 
 namespace gsp {
 
-// `lanes` threads of `fold` vectors of 16 bytes cover `lanes * fold` vectors of a row in one pass;
-// `parallel` such groups share a row. lanes * parallel <= 32, both powers of two.
+// `lanes` threads of `fold` vectors cover `lanes * fold` vectors of a row in one pass; `parallel`
+// such groups share a row. lanes * parallel <= 32, both powers of two. No lanes: not chosen yet.
 struct Geometry {
   int lanes = 0, fold = 1, parallel = 1;
 };
@@ -25,7 +25,8 @@ constexpr int64_t kFill = 1 << 17;
 // What the choice looks at.
 struct Work {
   int64_t rows = 0, edges = 0, cols = 0;
-  int64_t vectors = 0;  // of 16 bytes, that a row of features has
+  int64_t vectors = 0;       // that a row of features has
+  int64_t vector_bytes = 0;  // of each: 16, or less where alignment forbids
   int64_t l2_bytes = 0;
   bool can_fold = false;  // whether a thread may own two vectors
 };
@@ -38,10 +39,15 @@ struct Work {
 //   again, so the shortest rows take one.
 inline Geometry choose_geometry(const Work& w) {
   const int64_t degree = w.rows > 0 ? w.edges / w.rows : 0;
-  const auto fits = [&](int64_t vectors) { return w.cols * vectors * 16 <= w.l2_bytes / 4 * 3; };
-  int64_t pass = std::max<int64_t>(w.vectors, 1);
-  if (degree >= 7 && pass > 8) pass = !fits(std::min<int64_t>(pass, 16)) && fits(8) ? 8 : 16;
-  pass = std::min<int64_t>(pass, w.vectors);
+  const auto fits = [&](int64_t vectors) {
+    return w.cols * vectors * w.vector_bytes <= w.l2_bytes / 4 * 3;
+  };
+  const int64_t whole = 256 / w.vector_bytes, half = whole / 2;
+  int64_t pass = w.vectors;
+  if (degree >= 7 && pass > half) {
+    pass = std::min(pass, whole);
+    if (!fits(pass) && fits(half)) pass = half;
+  }
   Geometry g;
   g.lanes = power_of_two_from(std::max<int64_t>(pass, 1));
   if (w.can_fold && g.lanes >= 8) {
@@ -49,7 +55,8 @@ inline Geometry choose_geometry(const Work& w) {
     g.lanes /= 2;
   }
   g.lanes = std::min(g.lanes, 32);
-  const int64_t share[] = {w.vectors <= 4 ? 10 : 64, w.vectors <= 4 ? 64 : 128, 128};
+  const bool narrow = w.vectors * w.vector_bytes <= 64;
+  const int64_t share[] = {narrow ? 10 : 64, narrow ? 64 : 128, 128};
   for (const int64_t edges : share) {
     if (degree >= edges && g.lanes * g.parallel < 32) g.parallel *= 2;
   }

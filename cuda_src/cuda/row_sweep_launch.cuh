@@ -85,19 +85,17 @@ cudaError_t launch_items(const RowSweep& p, const Geometry& g, cudaStream_t stre
   return cudaGetLastError();
 }
 
-// The geometry of a plan, or of choose_geometry, is meant for vectors of 16 bytes. Where alignment
-// forbids them, as many lanes as there are columns take one pass.
+// The geometry of a plan is meant for vectors of 16 bytes; where alignment forbids them, as where
+// there is none, it is chosen here.
 template <template <typename, typename, int, int> class Op, typename T, int kVec, bool kCanFold>
 cudaError_t launch_vectors(const RowSweep& p, cudaStream_t stream) {
   if (p.items == nullptr) return launch_rows<Op, T, int, kVec>(p, stream);
-  constexpr bool kWide = kVec * sizeof(T) == 16, kFolds = kWide && kCanFold;
+  constexpr int kBytes = kVec * sizeof(T);
+  constexpr bool kWide = kBytes == 16, kFolds = kWide && kCanFold;
   const int64_t vectors = divide_up(p.width, kVec);
   Geometry g = p.geometry;
-  if (!kWide) {
-    g.lanes = std::min(power_of_two_from(vectors), 32);
-    g.parallel = std::min(g.parallel, 32 / g.lanes);
-  } else if (g.lanes == 0) {
-    g = choose_geometry({p.num_items, p.edges, p.cols, vectors, p.l2_bytes, kFolds});
+  if (!kWide || g.lanes == 0) {
+    g = choose_geometry({p.num_items, p.edges, p.cols, vectors, kBytes, p.l2_bytes, kFolds});
   }
   if constexpr (kFolds) {
     if (g.fold == 2 && g.lanes == 8 && g.parallel == 4 && vectors % 16 == 0)
