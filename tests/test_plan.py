@@ -380,7 +380,7 @@ def test_warm_plans_of_any_width(device: str, dtype: torch.dtype, reduce: str) -
     dst = (torch.rand(edges, generator=generator) ** 4 * nodes).long()
     g = gsp.Graph.from_edge_index(torch.stack([src, dst]).to(device), nodes)
     weight = torch.rand(edges, generator=generator).to(device, dtype)
-    for width in (1, 2, 8, 33, 66, 100):
+    for width in (1, 2, 8, 33, 34):
         x = values((nodes, width), dtype, 1, device=device)
         plan = gsp.plan(g, width, dtype, reduce)
         assert device == "cpu" or plan.items is not None
