@@ -17,6 +17,7 @@ from .functional import (
     _dot,
     _half,
     _heads,
+    _hides_grad,
     _plan_by_policy,
     _planned,
     _rows_first,
@@ -152,6 +153,12 @@ def _aggregate(
     form: _Form,
 ) -> Tensor:
     differentiable = (x, weight, self_x, self_scale, bias)
+    if _hides_grad(x, weight):
+        graph, own, mean = Graph._make(form.core, form.flipped), x if form.own else self_x, form.mean
+        if mean == "cols":
+            src_scale = _with_inverse(form, src_scale, x.dtype)
+        reduce = "mean" if mean == "rows" else "sum"
+        return _plain(graph, x, weight, reduce, src_scale, dst_scale, own, self_scale, bias, form.relu, form.dtype)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in differentiable):
         return _Aggregate.apply(*differentiable, src_scale, dst_scale, form)  # type: ignore[no-any-return]
     return _aggregate_raw(*differentiable, src_scale, dst_scale, form)
@@ -169,12 +176,17 @@ def _aggregate_raw(
 ) -> Tensor:
     csr, p = _planned(form.core, form.flipped, form.plan)
     if form.mean == "cols":
-        inverse = _half(form.core, not form.flipped).inverse_degree(accumulation_dtype(x.dtype))
-        src_scale = inverse if src_scale is None else src_scale * inverse
+        src_scale = _with_inverse(form, src_scale, x.dtype)
     x = _rows_first(x)
     own = x if form.own else None if self_x is None else _rows_first(self_x)
     mean = form.mean == "rows"
     return _sum_raw(csr, p, x, weight, src_scale, dst_scale, mean, own, self_scale, bias, form.relu, form.dtype)
+
+
+def _with_inverse(form: _Form, src_scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """`src_scale` times 1 / the number of entries of each column."""
+    inverse = _half(form.core, not form.flipped).inverse_degree(accumulation_dtype(dtype))
+    return inverse if src_scale is None else src_scale * inverse
 
 
 class _Aggregate(torch.autograd.Function):
