@@ -14,6 +14,7 @@ from torch import Tensor
 from ._native import accumulation_dtype
 from .functional import (
     _check_features,
+    _check_graph,
     _dot,
     _half,
     _heads,
@@ -26,6 +27,7 @@ from .functional import (
     spmm,
 )
 from .graph import Core, Graph, check_weight
+from .kernels import DTYPES
 from .plan import Plan
 
 
@@ -69,6 +71,7 @@ def aggregate(
     Raises:
         TypeError, ValueError: arguments that do not fit; the message says how.
     """
+    _check_graph(graph, "aggregate")
     _check_features(graph, x, graph.num_src, "x", "source nodes")
     if x.dim() != 2:
         raise ValueError(f"x must have shape [num_src, features], got {list(x.shape)}")
@@ -79,8 +82,18 @@ def aggregate(
             raise ValueError(f"weight must have shape [num_edges], got {list(weight.shape)}")
     if reduce not in ("sum", "mean"):
         raise ValueError(f"reduce must be 'sum' or 'mean', got {reduce!r}")
-    if self_x is None and self_scale is not None:
+    if self_x is not None:
+        _check_features(graph, self_x, graph.num_dst, "self_x", "destination nodes")
+        if self_x.shape[1:] != x.shape[1:]:
+            raise ValueError(f"self_x must have as many columns as x, {x.shape[1]}, got {list(self_x.shape)}")
+    elif self_scale is not None:
         raise ValueError("self_scale multiplies self_x, which is not given")
+    if dtype is not None and dtype not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(map(str, DTYPES))}; got {dtype}")
+    _check_vector(graph, src_scale, "src_scale", graph.num_src)
+    _check_vector(graph, dst_scale, "dst_scale", graph.num_dst)
+    _check_vector(graph, self_scale, "self_scale", graph.num_dst, 1)
+    _check_vector(graph, bias, "bias", x.shape[1])
     for name, scale in (("src_scale", src_scale), ("dst_scale", dst_scale)):
         if scale is not None and scale.requires_grad:
             raise ValueError(f"{name} requires a gradient, but is a constant here: multiply x or the result with it")
@@ -109,6 +122,19 @@ def aggregate(
     form = _Form(core, flipped, own, "rows" if reduce == "mean" else None, relu, stored, plan)
     out = _aggregate(x, weight, None if own else self_x, self_scale, bias, src_scale, dst_scale, form)
     return out.to(result)
+
+
+def _check_vector(graph: Graph, t: Tensor | None, name: str, *lengths: int) -> None:
+    if t is None:
+        return
+    if not isinstance(t, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(t).__name__}")
+    if t.is_complex() or t.layout != torch.strided:
+        raise TypeError(f"{name} must be a dense tensor of real numbers, got {t.dtype}, layout {t.layout}")
+    if t.dim() != 1 or t.shape[0] not in lengths:
+        raise ValueError(f"{name} must have shape {' or '.join(f'[{n}]' for n in lengths)}, got {list(t.shape)}")
+    if t.device != graph.device:
+        raise ValueError(f"{name} is on {t.device} but the graph on {graph.device}; move one of them")
 
 
 def _vector(t: Tensor | None, dtype: torch.dtype) -> Tensor | None:
