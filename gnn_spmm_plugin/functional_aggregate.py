@@ -83,17 +83,22 @@ def aggregate(
     if reduce not in ("sum", "mean"):
         raise ValueError(f"reduce must be 'sum' or 'mean', got {reduce!r}")
     if self_x is not None:
-        _check_features(graph, self_x, graph.num_dst, "self_x", "destination nodes")
+        if not own or graph.num_dst != graph.num_src:
+            _check_features(graph, self_x, graph.num_dst, "self_x", "destination nodes")
         if self_x.shape[1:] != x.shape[1:]:
             raise ValueError(f"self_x must have as many columns as x, {x.shape[1]}, got {list(self_x.shape)}")
     elif self_scale is not None:
         raise ValueError("self_scale multiplies self_x, which is not given")
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(map(str, DTYPES))}; got {dtype}")
-    _check_vector(graph, src_scale, "src_scale", graph.num_src)
-    _check_vector(graph, dst_scale, "dst_scale", graph.num_dst)
-    _check_vector(graph, self_scale, "self_scale", graph.num_dst, 1)
-    _check_vector(graph, bias, "bias", x.shape[1])
+    if src_scale is not None:
+        _check_vector(graph, src_scale, "src_scale", graph.num_src)
+    if dst_scale is not None:
+        _check_vector(graph, dst_scale, "dst_scale", graph.num_dst)
+    if self_scale is not None:
+        _check_vector(graph, self_scale, "self_scale", graph.num_dst, 1)
+    if bias is not None:
+        _check_vector(graph, bias, "bias", x.shape[1])
     for name, scale in (("src_scale", src_scale), ("dst_scale", dst_scale)):
         if scale is not None and scale.requires_grad:
             raise ValueError(f"{name} requires a gradient, but is a constant here: multiply x or the result with it")
@@ -124,9 +129,7 @@ def aggregate(
     return out.to(result)
 
 
-def _check_vector(graph: Graph, t: Tensor | None, name: str, *lengths: int) -> None:
-    if t is None:
-        return
+def _check_vector(graph: Graph, t: Tensor, name: str, *lengths: int) -> None:
     if not isinstance(t, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(t).__name__}")
     if t.is_complex() or t.layout != torch.strided:
