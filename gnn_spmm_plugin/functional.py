@@ -105,6 +105,20 @@ def _needs_grad(a: Tensor, b: Tensor | None) -> bool:
     return (a.requires_grad or (b is not None and b.requires_grad)) and torch.is_grad_enabled()
 
 
+_is_batched: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
+
+
+def _hides_grad(a: Tensor, b: Tensor | None = None) -> bool:
+    """Whether a backward that is to be differentiated again runs for many gradients at once.
+
+    That is ``is_grads_batched``, or vmap around ``torch.autograd.grad``, with ``create_graph``. The wrappers of such
+    gradients say that they need none, and what an operator makes of them has none: plain torch has to do it.
+    """
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return False
+    return _is_batched(a) or (b is not None and _is_batched(b)) or _transformed()
+
+
 # ---------------------------------------------------------------------- the trilinear form
 
 
@@ -121,12 +135,28 @@ def _linear(
     `mean` divides by the number of entries of each row ("rows"), or of the column that a term comes from ("cols"): the
     transposed operation.
     """
+    if _hides_grad(x, weight):
+        return _linear_plain(core, flipped, x, weight, mean)
     if _needs_grad(x, weight):
         if torch.compiler.is_compiling():
             return _Linear.apply(x, weight, core, flipped, mean, plan)  # type: ignore[no-any-return]
         weight = None if weight is None else _unwrap(weight)
         return _apply_linear(_unwrap(x), weight, core, flipped, mean, plan)
     return _linear_raw(core, flipped, x, weight, mean, plan)
+
+
+def _linear_plain(core: Core, flipped: bool, x: Tensor, weight: Tensor | None, mean: str | None) -> Tensor:
+    heads, wide = _heads(weight), x.to(_native.accumulation_dtype(x.dtype))
+    if mean == "cols":
+        wide = wide * _half(core, not flipped).inverse_degree(wide.dtype).unsqueeze(1)
+    wide = _by_head(wide, heads)
+    out, _ = _plain(reference.spmm, Graph._make(core, flipped), wide, weight, "mean" if mean == "rows" else "sum")
+    return out.reshape(out.shape[0], x.shape[1]).to(x.dtype)  # type: ignore[no-any-return]
+
+
+def _by_head(x: Tensor, heads: int) -> Tensor:
+    """``[N, F]`` as it is, or, where heads > 0, as ``[N, heads, F / heads]``."""
+    return x.reshape(x.shape[0], heads, x.shape[1] // heads) if heads else x
 
 
 def _row_sum(csr: Csr, plan: Plan, x: Tensor, mean: bool) -> Tensor:
@@ -213,6 +243,9 @@ _apply_linear: Callable[..., Tensor] = super(torch.autograd.Function, _Linear).a
 
 def _dot(core: Core, flipped: bool, a: Tensor, b: Tensor, heads: int) -> Tensor:
     """Dot product of a[row] and b[column] for each entry, in the caller's order: [E], or [E, heads] where heads > 0."""
+    if _hides_grad(a, b):
+        graph = Graph._make(core, flipped)
+        return _plain(reference.sddmm, graph, _by_head(a, heads), _by_head(b, heads)).to(a.dtype)  # type: ignore[no-any-return]
     if _needs_grad(a, b):
         if a is b and torch.compiler.is_compiling():
             b = b.view_as(b)  # dynamo wants no tensor twice
@@ -321,7 +354,7 @@ def _split_gradients(
     need_weight: bool,
     zero_wins: bool = False,
 ) -> tuple[Tensor | None, Tensor | None]:
-    if _needs_grad(grad, x) or (weight is not None and _needs_grad(weight, None)):
+    if _needs_grad(grad, x) or (weight is not None and _needs_grad(weight, None)) or _hides_grad(grad):
         return _split_gradients_dense(core, flipped, x, weight, out, grad, need_x, need_weight, zero_wins)
     csr, p, w = _operands(core, flipped, weight)
     x, out = _rows_first(x), out.contiguous()
@@ -377,9 +410,20 @@ def _per_column(weight: Tensor | None, width: int) -> Tensor | None:
 
 
 def _picked_x(core: Core, flipped: bool, grad: Tensor, weight: Tensor | None, arg: Tensor) -> Tensor:
+    if _hides_grad(grad, weight):
+        return _picked_x_plain(core, flipped, grad, weight, arg)
     if _needs_grad(grad, weight):
         return _PickedX.apply(grad, weight, core, flipped, arg)  # type: ignore[no-any-return]
     return _picked_x_raw(core, flipped, grad, weight, arg)
+
+
+def _picked_x_plain(core: Core, flipped: bool, grad: Tensor, weight: Tensor | None, arg: Tensor) -> Tensor:
+    zeros = grad.new_zeros(core.half(not flipped).num_rows, grad.shape[1])
+    if core.num_edges == 0:
+        return zeros
+    _, src, factor = _winners(core, flipped, arg, weight)
+    picked = grad if factor is None else grad * factor
+    return zeros.scatter_add(0, src, picked.masked_fill(arg < 0, 0))
 
 
 def _picked_x_raw(core: Core, flipped: bool, grad: Tensor, weight: Tensor | None, arg: Tensor) -> Tensor:
@@ -390,9 +434,19 @@ def _picked_x_raw(core: Core, flipped: bool, grad: Tensor, weight: Tensor | None
 
 
 def _picked_weight(core: Core, flipped: bool, grad: Tensor, x: Tensor, arg: Tensor, heads: int) -> Tensor:
+    if _hides_grad(grad, x):
+        return _picked_weight_plain(core, flipped, grad, x, arg, heads)
     if _needs_grad(grad, x):
         return _PickedWeight.apply(grad, x, core, flipped, arg, heads)  # type: ignore[no-any-return]
     return _picked_weight_raw(core, flipped, grad, x, arg, heads)
+
+
+def _picked_weight_plain(core: Core, flipped: bool, grad: Tensor, x: Tensor, arg: Tensor, heads: int) -> Tensor:
+    each = grad.new_zeros(core.num_edges, grad.shape[1])
+    if core.num_edges:
+        edge, src, _ = _winners(core, flipped, arg, None)
+        each = each.scatter_add(0, edge, (grad * x.gather(0, src)).masked_fill(arg < 0, 0))
+    return _by_head(each, heads).sum(-1)
 
 
 def _picked_weight_raw(core: Core, flipped: bool, grad: Tensor, x: Tensor, arg: Tensor, heads: int) -> Tensor:
@@ -407,13 +461,18 @@ def _pick(core: Core, flipped: bool, x: Tensor, weight: Tensor | None, arg: Tens
     csr = _half(core, flipped)
     if csr.col.shape[0] == 0:
         return x.new_zeros(arg.shape) + x[:0].sum()
+    _, src, factor = _winners(core, flipped, arg, weight)
+    picked = x.gather(0, src)
+    return (picked if factor is None else picked * factor).masked_fill(arg < 0, 0)
+
+
+def _winners(core: Core, flipped: bool, arg: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Winning edge, its source and its weight of each output element; anything where there is none."""
+    csr = _half(core, flipped)
     edge = arg.clamp(min=0).long()
     src = csr.in_caller_order(csr.col).long()
-    picked = x.gather(0, src[edge])
-    factor = _per_column(weight, x.shape[1])
-    if factor is not None:
-        picked = picked * factor.expand(-1, x.shape[1]).gather(0, edge)
-    return picked.masked_fill(arg < 0, 0)
+    factor = _per_column(weight, arg.shape[1])
+    return edge, src[edge], None if factor is None else factor.expand(-1, arg.shape[1]).gather(0, edge)
 
 
 class _PickedX(torch.autograd.Function):
@@ -466,7 +525,7 @@ class _EdgeSoftmax(torch.autograd.Function):
         (p,) = ctx.saved_tensors
         core, flipped = ctx.core, ctx.flipped
         csr = _half(core, flipped)
-        if not _needs_grad(grad, p):
+        if not (_needs_grad(grad, p) or _hides_grad(grad)):
             return (
                 _native.edge_softmax_backward(csr.rowptr, csr.perm, p, grad.contiguous()),
                 None,

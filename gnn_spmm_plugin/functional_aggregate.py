@@ -14,9 +14,11 @@ from torch import Tensor
 from ._native import accumulation_dtype
 from .functional import (
     _check_features,
+    _check_graph,
     _dot,
     _half,
     _heads,
+    _hides_grad,
     _plan_by_policy,
     _planned,
     _rows_first,
@@ -25,6 +27,7 @@ from .functional import (
     spmm,
 )
 from .graph import Core, Graph, check_weight
+from .kernels import DTYPES
 from .plan import Plan
 
 
@@ -68,6 +71,7 @@ def aggregate(
     Raises:
         TypeError, ValueError: arguments that do not fit; the message says how.
     """
+    _check_graph(graph, "aggregate")
     _check_features(graph, x, graph.num_src, "x", "source nodes")
     if x.dim() != 2:
         raise ValueError(f"x must have shape [num_src, features], got {list(x.shape)}")
@@ -78,8 +82,23 @@ def aggregate(
             raise ValueError(f"weight must have shape [num_edges], got {list(weight.shape)}")
     if reduce not in ("sum", "mean"):
         raise ValueError(f"reduce must be 'sum' or 'mean', got {reduce!r}")
-    if self_x is None and self_scale is not None:
+    if self_x is not None:
+        if not own or graph.num_dst != graph.num_src:
+            _check_features(graph, self_x, graph.num_dst, "self_x", "destination nodes")
+        if self_x.shape[1:] != x.shape[1:]:
+            raise ValueError(f"self_x must have as many columns as x, {x.shape[1]}, got {list(self_x.shape)}")
+    elif self_scale is not None:
         raise ValueError("self_scale multiplies self_x, which is not given")
+    if dtype is not None and dtype not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(map(str, DTYPES))}; got {dtype}")
+    if src_scale is not None:
+        _check_vector(graph, src_scale, "src_scale", graph.num_src)
+    if dst_scale is not None:
+        _check_vector(graph, dst_scale, "dst_scale", graph.num_dst)
+    if self_scale is not None:
+        _check_vector(graph, self_scale, "self_scale", graph.num_dst, 1)
+    if bias is not None:
+        _check_vector(graph, bias, "bias", x.shape[1])
     for name, scale in (("src_scale", src_scale), ("dst_scale", dst_scale)):
         if scale is not None and scale.requires_grad:
             raise ValueError(f"{name} requires a gradient, but is a constant here: multiply x or the result with it")
@@ -108,6 +127,17 @@ def aggregate(
     form = _Form(core, flipped, own, "rows" if reduce == "mean" else None, relu, stored, plan)
     out = _aggregate(x, weight, None if own else self_x, self_scale, bias, src_scale, dst_scale, form)
     return out.to(result)
+
+
+def _check_vector(graph: Graph, t: Tensor, name: str, *lengths: int) -> None:
+    if not isinstance(t, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(t).__name__}")
+    if t.is_complex() or t.layout != torch.strided:
+        raise TypeError(f"{name} must be a dense tensor of real numbers, got {t.dtype}, layout {t.layout}")
+    if t.dim() != 1 or t.shape[0] not in lengths:
+        raise ValueError(f"{name} must have shape {' or '.join(f'[{n}]' for n in lengths)}, got {list(t.shape)}")
+    if t.device != graph.device:
+        raise ValueError(f"{name} is on {t.device} but the graph on {graph.device}; move one of them")
 
 
 def _vector(t: Tensor | None, dtype: torch.dtype) -> Tensor | None:
@@ -152,6 +182,12 @@ def _aggregate(
     form: _Form,
 ) -> Tensor:
     differentiable = (x, weight, self_x, self_scale, bias)
+    if _hides_grad(x, weight):
+        graph, own, mean = Graph._make(form.core, form.flipped), x if form.own else self_x, form.mean
+        if mean == "cols":
+            src_scale = _with_inverse(form, src_scale, x.dtype)
+        reduce = "mean" if mean == "rows" else "sum"
+        return _plain(graph, x, weight, reduce, src_scale, dst_scale, own, self_scale, bias, form.relu, form.dtype)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in differentiable):
         return _Aggregate.apply(*differentiable, src_scale, dst_scale, form)  # type: ignore[no-any-return]
     return _aggregate_raw(*differentiable, src_scale, dst_scale, form)
@@ -169,12 +205,17 @@ def _aggregate_raw(
 ) -> Tensor:
     csr, p = _planned(form.core, form.flipped, form.plan)
     if form.mean == "cols":
-        inverse = _half(form.core, not form.flipped).inverse_degree(accumulation_dtype(x.dtype))
-        src_scale = inverse if src_scale is None else src_scale * inverse
+        src_scale = _with_inverse(form, src_scale, x.dtype)
     x = _rows_first(x)
     own = x if form.own else None if self_x is None else _rows_first(self_x)
     mean = form.mean == "rows"
     return _sum_raw(csr, p, x, weight, src_scale, dst_scale, mean, own, self_scale, bias, form.relu, form.dtype)
+
+
+def _with_inverse(form: _Form, src_scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """`src_scale` times 1 / the number of entries of each column."""
+    inverse = _half(form.core, not form.flipped).inverse_degree(accumulation_dtype(dtype))
+    return inverse if src_scale is None else src_scale * inverse
 
 
 class _Aggregate(torch.autograd.Function):

@@ -43,7 +43,7 @@ class KeptWeight:
         if torch.compiler.is_compiling():
             return weight.index_select(0, index)
         in_capture = capturing(weight.device)
-        cacheable = not (weight.requires_grad or weight.is_inference())
+        cacheable = not (weight.requires_grad or weight.is_inference() or _is_wrapped(weight))
         compare = not weight.is_cuda or (verify_always() and not in_capture)
         if cacheable and self._entry is not None:
             ref, then, kept, original = self._entry
@@ -179,6 +179,12 @@ class Core:
                     self.transpose = _transpose(self.csr)
                     self.csr.coo = None
         return self.transpose
+
+
+def _is_wrapped(t: Tensor) -> bool:
+    """Whether vmap, or another transform, stands between a tensor and its memory; such a one is no other step's."""
+    functorch = torch._C._functorch
+    return functorch.is_functorch_wrapped_tensor(t) or functorch.is_legacy_batchedtensor(t)
 
 
 def state(t: Tensor) -> Any:

@@ -233,15 +233,36 @@ def test_functional_transforms(device: str) -> None:
 
 def test_refuses_what_it_cannot_do() -> None:
     g = NAMED["bipartite"].graph()
-    x = torch.rand(11, 4)
+    x, own = torch.rand(11, 4), torch.rand(29, 4)
     for arguments, message in (
         ({"reduce": "max"}, "reduce must be 'sum' or 'mean'"),
         ({"self_scale": torch.ones(1)}, "self_scale multiplies self_x"),
         ({"src_scale": torch.ones(11, requires_grad=True)}, "src_scale requires a gradient"),
         ({"weight": torch.ones(120, 2)}, r"weight must have shape \[num_edges\]"),
         ({"weight": torch.ones(7)}, "num_edges = 120"),
+        ({"src_scale": torch.ones(11, 1)}, r"src_scale must have shape \[11\], got \[11, 1\]"),
+        ({"dst_scale": torch.ones(1)}, r"dst_scale must have shape \[29\], got \[1\]"),
+        ({"src_scale": torch.ones(11, device="meta")}, "src_scale is on meta but the graph on cpu"),
+        ({"bias": torch.ones(1)}, r"bias must have shape \[4\], got \[1\]"),
+        ({"bias": torch.ones(4, device="meta")}, "bias is on meta but the graph on cpu"),
+        ({"self_x": x}, "self_x must have one row for each of the graph's 29 destination nodes"),
+        ({"self_x": own[:, :3]}, "self_x must have as many columns as x, 4, got"),
+        ({"self_x": own.to("meta")}, "self_x is on meta but the graph on cpu"),
+        ({"self_x": own, "self_scale": torch.tensor(2.0)}, r"self_scale must have shape \[29\] or \[1\], got \[\]"),
+        ({"dtype": torch.int32}, "dtype must be one of torch.float32"),
     ):
         with pytest.raises(ValueError, match=message):
             aggregate(g, x, **arguments)
     with pytest.raises(ValueError, match=r"\[num_src, features\]"):
         aggregate(g, x[:, 0])
+    for arguments, message in (
+        ({"bias": [1, 2, 3, 4]}, "bias must be a torch.Tensor, got list"),
+        ({"bias": torch.ones(4) + 0j}, "bias must be a dense tensor of real numbers, got torch.complex64"),
+        ({"self_x": own + 0j}, "self_x must be float32, .* got torch.complex64"),
+        ({"self_x": own.to_sparse()}, "self_x must be a dense tensor"),
+        ({"self_x": own, "self_scale": 2.0}, "self_scale must be a torch.Tensor, got float"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            aggregate(g, x, **arguments)
+    with pytest.raises(TypeError, match="aggregate: the first argument must be a"):
+        aggregate(torch.zeros(2, 3), x)

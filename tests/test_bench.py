@@ -219,6 +219,32 @@ def test_no_measurements(content: str | None, message: str, tmp_path: Path) -> N
         results.read(file)
 
 
+def test_a_file_that_ends_anywhere(tmp_path: Path) -> None:
+    """What a killed run leaves is resumed: whole rows count, a torn one is measured again."""
+    file = tmp_path / "b.csv"
+    row = {**dict.fromkeys(results.COLUMNS, ""), "graph": "g", "contender": "ours:auto", "ms_median": 0.5}
+    rows = [{**row, "width": str(i), "note": 'out of memory, "so far"'} for i in range(3)]
+    results.Store(str(file), "first").add(rows)
+    text = file.read_bytes()
+    header = text.index(b"graph,")
+    header += text[header:].index(b"\n") + 1
+    for end in range(header, len(text) + 1):
+        file.write_bytes(text[:end])
+        store = results.Store(str(file), "second")
+        kept = [r["width"] for r in store.rows]
+        assert kept == ["0", "1", "2"][: len(kept)] and len(kept) >= text[header:end].count(b"\n")
+        store.add([*rows[len(kept) :], {**row, "width": "3"}])
+        assert [r["width"] for r in results.read(file)] == ["0", "1", "2", "3"]
+    for other in (b"a,b\n1,2", b"no file of measurements"):
+        file.write_bytes(other)
+        with pytest.raises(ValueError, match="no file of measurements"):
+            results.Store(str(file), "")
+        assert file.read_bytes() == other
+    file.write_bytes(text.replace(b"0.5", b"fast"))
+    with pytest.raises(ValueError, match=r"row 1 has 'fast' as ms_median, expected a number"):
+        results.read(file)
+
+
 def test_resume(tmp_path: Path) -> None:
     """What the file has is not measured again; what it lacks is."""
     made: list[str] = []

@@ -87,6 +87,10 @@ def test_bench_graphs_and_suites(tmp_path: Path) -> None:
     rows = json.loads(file.read_text())["rows"]
     found = {(r["graph"], r["dtype"]) for r in rows if r["contender"] == "ours:auto" and r["ms_median"]}
     assert found == {(g, d) for g in ("arxivlike_shuf", "mine") for d in ("float32", "float64")}
+    from gnn_spmm_plugin.bench.command import load
+
+    (tmp_path / "mine.npz").rename(tmp_path / "er1M_d10.npz")
+    assert load("er1M_d10", "cpu", 1.0, str(tmp_path)).num_nodes == 3  # the file, not what is drawn under its name
     assert run("bench", "--suite", "quick", "--graph", "cora", "--reduce", "max", "--contender", "ours", *common) == 0
     rows = json.loads(file.read_text())["rows"]
     assert {(r["graph"], r["reduce"], r["width"]) for r in rows} == {("cora", "max", "16"), ("cora", "max", "64")}

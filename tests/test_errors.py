@@ -11,6 +11,7 @@ from strategies import NAMED, values
 import gnn_spmm_plugin as gsp
 from gnn_spmm_plugin import _native, pcsr
 from gnn_spmm_plugin.cache import graph_of
+from gnn_spmm_plugin.functional_aggregate import aggregate
 
 
 @pytest.fixture
@@ -586,6 +587,54 @@ def test_vmap(device: str, reduce: str) -> None:
         assert torch.allclose(
             torch.vmap(lambda t: gsp.sddmm(g, t, t))(x), torch.stack([gsp.sddmm(g, t, t) for t in x]), atol=1e-5
         )
+
+
+def _as_one(graph: gsp.Graph, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    options = {"self_x": x, "self_scale": w[:1], "bias": x[0], "relu": True, "dst_scale": w[: graph.num_dst].detach()}
+    return aggregate(graph, x, w, "mean", **options)
+
+
+DERIVED_TWICE = {
+    **{r: lambda g, x, w, r=r: gsp.spmm(g, x, reduce=r) for r in ("sum", "mean", "max")},
+    **{f"weighted {r}": lambda g, x, w, r=r: gsp.spmm(g, x, w, r) for r in ("sum", "mean", "min")},
+    "split": lambda g, x, w: gsp.spmm(g, x, w, "max", tie="split"),
+    "heads": lambda g, x, w: gsp.spmm(g, x.view(-1, 2, 2), torch.stack([w, w * w], 1)).flatten(1),
+    "heads of a maximum": lambda g, x, w: gsp.spmm(g, x.view(-1, 2, 2), torch.stack([w, w * w], 1), "max").flatten(1),
+    "attention": lambda g, x, w: gsp.spmm(g, x, gsp.edge_softmax(g, gsp.sddmm(g, x, x))),
+    "aggregate": _as_one,
+}
+
+
+@pytest.mark.parametrize("edges", ["shuffled", "no edges"])
+@pytest.mark.parametrize("name", DERIVED_TWICE)
+def test_many_gradients_at_once(device: str, name: str, edges: str) -> None:
+    """Wrapped gradients, which hide that they need one: as those one by one, and so are their own gradients."""
+    g = NAMED["shuffled"].graph(device)
+    if edges == "no edges":
+        g = gsp.Graph.from_edge_index(torch.zeros(2, 0, dtype=torch.int64, device=device), g.num_src)
+    op = DERIVED_TWICE[name]
+    if name == "aggregate" and edges == "no edges":
+        pytest.skip("takes its scales from the weights")
+    x = values((g.num_src, 4), torch.float64, 1, device=device).requires_grad_()
+    w = values((g.num_edges,), torch.float64, 2, device=device).requires_grad_()
+    y = op(g, op(g, x, w).tanh() + x, w)
+    grads = values((3, *y.shape), torch.float64, 3, device=device)
+
+    def derived(of: torch.Tensor, grad: torch.Tensor, **options: bool) -> tuple[torch.Tensor, ...]:
+        options |= {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
+        return torch.autograd.grad(of, (x, w), grad, **options)
+
+    for again in (False, True):
+        one_by_one = [derived(y, grad, create_graph=again) for grad in grads]
+        want = [torch.stack(t) for t in zip(*one_by_one, strict=True)]
+        batched = derived(y, grads, create_graph=again, is_grads_batched=True)
+        mapped = torch.vmap(lambda grad, again=again: derived(y, grad, create_graph=again))(grads)
+        for got in (batched, mapped):
+            assert all(torch.allclose(a, b) for a, b in zip(got, want, strict=True))
+            if again:
+                losses = [sum(t.square().sum() for t in first) + 0 * x.sum() for first in (got, want)]
+                second = [derived(loss, torch.ones_like(loss)) for loss in losses]
+                assert all(torch.allclose(a, b) for a, b in zip(*second, strict=True))
 
 
 @pytest.mark.parametrize("tie", ["first", "split"])

@@ -103,16 +103,16 @@ def random_edges(name: str) -> tuple[Tensor, int]:
 
 
 def load(name: str, device: str, scale: float = 1.0, folder: str | None = None) -> Subject:
-    """The graph of that name: a synthetic one, one that ships, ``random:NODES:EDGES``, a file, or one of `folder`.
+    """The graph of that name: one of `folder`, a synthetic one, one that ships, ``random:NODES:EDGES``, or a file.
 
     Raises:
         ValueError: there is none; or the file is none (`EdgeFileError`).
     """
-    if name in SPECS:
-        return Subject(name, named(name, device, scale=scale))
     inside = None if folder is None else Path(folder) / f"{name}.npz"
-    if inside is not None and inside.exists():
+    if inside is not None and inside.exists():  # first: a file of a drawn graph's name is not to be drawn instead
         edges, n = read_edges(inside)
+    elif name in SPECS:
+        return Subject(name, named(name, device, scale=scale))
     elif name in data.names():
         dataset = data.load(name)
         edges, n = dataset.edge_index, dataset.num_nodes

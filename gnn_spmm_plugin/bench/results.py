@@ -19,6 +19,7 @@ from . import cusparse
 CONFIGURATION = ("graph", "order", "width", "dtype", "reduce", "weighted")
 KEY = (*CONFIGURATION, "contender", "setting", "mode")
 COLUMNS = (*KEY, "ms_median", "ms_p20", "ms_p80", "gbps", "roofline_share", "rel_err", "note")
+_NUMBERS = ("ms_median", "ms_p20", "ms_p80", "gbps", "roofline_share", "rel_err")
 
 #: One measurement as text, by column.
 Row: TypeAlias = "dict[str, str]"
@@ -47,8 +48,33 @@ def read(path: str | Path) -> list[Row]:
     for number, row in enumerate(reader, 1):
         if None in row or None in row.values():
             raise ValueError(f"{path}: row {number} does not have {len(COLUMNS)} columns")
+        for name in _NUMBERS:
+            if row[name] and not _is_number(row[name]):
+                raise ValueError(f"{path}: row {number} has {row[name]!r} as {name}, expected a number")
         found[key_of(row)] = row
     return list(found.values())
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _cut_torn_row(path: str) -> None:
+    """Takes away the beginning of a row that an interrupted run, or a full disk, has left at the end of a file."""
+    text = Path(path).read_bytes()
+    whole = text.rfind(b"\n") + 1
+    rest = text[whole:]
+    if not rest or ",".join(COLUMNS).encode() not in text[:whole].split(b"\n"):
+        return  # nothing torn; or none of our files
+    if rest.count(b",") < len(COLUMNS) - 1 or rest.count(b'"') % 2:
+        os.truncate(path, whole)
+    else:
+        with open(path, "ab") as f:
+            f.write(b"\n")
 
 
 class Store:
@@ -63,6 +89,8 @@ class Store:
     def __init__(self, path: str | None, command: str, facts: dict[str, str] | None = None) -> None:
         self.path = path
         exists = path is not None and os.path.exists(path) and os.path.getsize(path) > 0
+        if exists and path is not None:
+            _cut_torn_row(path)
         self.rows: list[Row] = read(path) if exists and path is not None else []
         self._head = {**environment(), **(facts or {}), "command": command}
         self._started, self._exists = False, exists
