@@ -50,7 +50,8 @@ KERNELS = (
     Kernel(
         "csr_dual",
         "cuda",
-        "lane groups own short rows, blocks own long ones, hub rows split over blocks and merged in fixed order",
+        "lane groups sweep rows and pieces of long ones as a warm plan lists them, merged in fixed order; without a "
+        "plan, blocks own the long rows",
         "coalesced CSR of GE-SpMM, dual path of DualGCN",
     ),
     Kernel(

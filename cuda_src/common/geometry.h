@@ -1,5 +1,4 @@
-// How the threads of a warp share rows and columns: the one place where it is decided, for the
-// launcher and for what `explain` prints. No CUDA here.
+// How the threads of a warp share rows and columns: the one place where it is decided. No CUDA here.
 #pragma once
 
 #include <algorithm>
@@ -49,7 +48,7 @@ inline Geometry choose_geometry(const Work& w) {
     if (!fits(pass) && fits(half)) pass = half;
   }
   Geometry g;
-  g.lanes = power_of_two_from(std::max<int64_t>(pass, 1));
+  g.lanes = power_of_two_from(std::min<int64_t>(std::max<int64_t>(pass, 1), 64));
   if (w.can_fold && g.lanes >= 8) {
     g.fold = 2;
     g.lanes /= 2;
