@@ -1,4 +1,4 @@
-// How the threads of a warp share rows and columns: the one place where it is decided. No CUDA here.
+// How the threads of a warp share rows and columns, decided in this one place. No CUDA here.
 #pragma once
 
 #include <algorithm>
