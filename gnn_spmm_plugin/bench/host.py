@@ -10,7 +10,6 @@ that nobody has seen before, against `index_add` on gathered messages.
 from __future__ import annotations
 
 import argparse
-import csv
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +23,7 @@ from ..cache import clear_cache, graph_of
 from ..functional import spmm
 from ..graph import Graph
 from ..plan import WARM_AFTER
-from .results import environment
+from .results import write_table
 
 COLUMNS = "what us_ours us_other ratio bar other".split()
 Layer = Callable[[Tensor, Tensor], Tensor]
@@ -133,13 +132,8 @@ def main(arguments: list[str] | None = None) -> int:
     rows += mini_batches(options.device, *((3, 200, 1000) if options.quick else (count, 10_000, 100_000)))
     show(COLUMNS, [[str(r[c]) for c in COLUMNS] for r in rows])
     if options.csv:
-        with open(options.csv, "w", newline="") as f:
-            for key, value in environment().items():
-                f.write(f"# {key}: {value}\n")
-            f.write(f"# command: python -m gnn_spmm_plugin.bench.host {' '.join(arguments or sys.argv[1:])}\n")
-            writer = csv.DictWriter(f, COLUMNS)
-            writer.writeheader()
-            writer.writerows(rows)
+        command = f"python -m gnn_spmm_plugin.bench.host {' '.join(arguments or sys.argv[1:])}"
+        write_table(options.csv, COLUMNS, rows, command)
     return int(any(r["bar"] and r["ratio"] > r["bar"] for r in rows))
 
 

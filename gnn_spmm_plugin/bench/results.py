@@ -8,7 +8,7 @@ import io
 import os
 import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -118,6 +118,15 @@ class Store:
         csv.DictWriter(text, COLUMNS, lineterminator="\n").writerows(new)
         with open(self.path, "a", encoding="utf-8") as f:
             f.write(text.getvalue())
+
+
+def write_table(path: str, columns: Sequence[str], rows: Iterable[dict[str, Any]], command: str) -> None:
+    """Writes a whole CSV file under the environment and the command that made it."""
+    with open(path, "w", newline="") as f:
+        f.writelines(f"# {key}: {value}\n" for key, value in {**environment(), "command": command}.items())
+        writer = csv.DictWriter(f, columns)
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def _text(value: Any) -> str:

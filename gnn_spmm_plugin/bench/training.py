@@ -9,7 +9,6 @@ timed from the host between two synchronisations. Each model runs on four paths 
 from __future__ import annotations
 
 import argparse
-import csv
 import gc
 import itertools
 import statistics
@@ -29,7 +28,7 @@ from ..cache import clear_cache
 from ..graph import Graph
 from ..integrations.pyg import accelerate
 from .graphs import SPECS, Csr, named
-from .results import environment
+from .results import write_table
 
 WIDTHS = (128, 128, 128, 40)
 
@@ -217,13 +216,8 @@ def main(arguments: list[str] | None = None) -> int:
             )
     show(COLUMNS, [["" if r.get(c) is None else str(r[c]) for c in COLUMNS] for r in rows])
     if options.csv:
-        with open(options.csv, "w", newline="") as f:
-            for key, value in environment().items():
-                f.write(f"# {key}: {value}\n")
-            f.write(f"# command: python -m gnn_spmm_plugin.bench.training {' '.join(arguments or sys.argv[1:])}\n")
-            writer = csv.DictWriter(f, COLUMNS)
-            writer.writeheader()
-            writer.writerows(rows)
+        command = f"python -m gnn_spmm_plugin.bench.training {' '.join(arguments or sys.argv[1:])}"
+        write_table(options.csv, COLUMNS, rows, command)
     if failed:
         print("the paths do not train alike", file=sys.stderr)
     return int(failed)
