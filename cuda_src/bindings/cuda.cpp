@@ -82,6 +82,15 @@ cuda::RowSweep sweep_of(const Sizes& sizes, const Tensor& rowptr, const Tensor& 
   cuda::RowSweep p{{sizes.dtype}, sizes.csr.wide()};
   p.long_row = config[0];
   p.chunk = config[1];
+  const int64_t lanes = config[5], fold = config[6], parallel = config[7];
+  const auto power = [](int64_t v) { return v >= 1 && v <= 32 && (v & (v - 1)) == 0; };
+  STD_TORCH_CHECK(lanes == 0 || (power(lanes) && power(parallel) && lanes * parallel <= 32 &&
+                                 (fold == 1 || fold == 2)),
+                  "config asks for ", lanes, " lanes, fold ", fold, ", ", parallel,
+                  " groups, expected powers of two of at most 32 threads, and fold 1 or 2");
+  if (lanes != 0) {
+    p.geometry = {static_cast<int>(lanes), static_cast<int>(fold), static_cast<int>(parallel)};
+  }
   if (items && !p.wide_index) {
     STD_TORCH_CHECK(
         items->dim() == 2 && items->size(0) == config[2] + config[3] && items->size(1) == 4,
@@ -89,21 +98,12 @@ cuda::RowSweep sweep_of(const Sizes& sizes, const Tensor& rowptr, const Tensor& 
     check_dtype("items", *items, ScalarType::Int);
     check_contiguous("items", *items);
     check_same_device("items", *items, rowptr);
-    const int64_t lanes = config[5], fold = config[6], parallel = config[7];
-    const auto power = [](int64_t v) { return v >= 1 && v <= 32 && (v & (v - 1)) == 0; };
-    STD_TORCH_CHECK(lanes == 0 || (power(lanes) && power(parallel) && lanes * parallel <= 32 &&
-                                   (fold == 1 || fold == 2)),
-                    "config asks for ", lanes, " lanes, fold ", fold, ", ", parallel,
-                    " groups, expected powers of two of at most 32 threads, and fold 1 or 2");
-    if (lanes != 0) {
-      p.geometry = {static_cast<int>(lanes), static_cast<int>(fold), static_cast<int>(parallel)};
-    }
     p.items = items->const_data_ptr();
     p.num_items = static_cast<int>(config[2]);
     p.num_merges = static_cast<int>(config[3]);
     p.num_slots = static_cast<int>(config[4]);
-    p.l2_bytes = l2_bytes(rowptr.get_device_index());
   }
+  p.l2_bytes = l2_bytes(rowptr.get_device_index());
   p.cols = x.size(0);
   p.rowptr = rowptr.const_data_ptr();
   p.col = col.const_data_ptr();
@@ -129,7 +129,7 @@ void run(const char* what, cuda::RowOp op, cuda::RowSweep& p, const Sizes& sizes
   Tensor scratch = fast_empty(like, {p.num_slots, sizes.width}, accumulator_type(sizes.type));
   p.scratch = scratch.mutable_data_ptr();
   OptionalTensor scratch_arg;
-  if (op == cuda::RowOp::kMax || op == cuda::RowOp::kMin) {
+  if (p.out_arg != nullptr) {
     scratch_arg = fast_empty(like, {p.num_slots, sizes.width}, sizes.csr.index);
     p.scratch_arg = scratch_arg->mutable_data_ptr();
   }
@@ -231,7 +231,8 @@ std::tuple<Tensor, Tensor> spmm_arg(const Tensor& rowptr, const Tensor& col,
   p.x_stride = row_stride("x", x, sizes);
   p.out = out.mutable_data_ptr();
   if (with_arg) p.out_arg = arg.mutable_data_ptr();
-  run("spmm_arg", minimum ? cuda::RowOp::kMin : cuda::RowOp::kMax, p, sizes, x);
+  p.minimum = minimum;
+  run("spmm_arg", cuda::RowOp::kExtremum, p, sizes, x);
   return {out, arg};
 }
 

@@ -18,8 +18,8 @@ inline int power_of_two_from(int64_t v) {
   return p;
 }
 
-// Threads that keep a large GPU busy: 132 multiprocessors of 31 warps.
-constexpr int64_t kFill = 1 << 17;
+// Threads that keep a large GPU busy: 128 multiprocessors of 64 warps.
+constexpr int64_t kFill = 1 << 18;
 
 // What the choice looks at.
 struct Work {
@@ -28,6 +28,7 @@ struct Work {
   int64_t vector_bytes = 0;  // of each: 16, or less where alignment forbids
   int64_t l2_bytes = 0;
   bool can_fold = false;  // whether a thread may own two vectors
+  bool lines = true;      // rows begin at whole cache lines
 };
 
 // Measured on an H200 (docs/benchmarks.md):
@@ -35,7 +36,10 @@ struct Work {
 //   rows: fewer threads read the indices, and a warp holds more rows in flight.
 // - Passes of 256 bytes keep more of what neighbouring rows share in the L1; where those of all
 //   sources do not fit the L2 but half of them do, passes of 128. Each pass reads the indices
-//   again, so the shortest rows take one.
+//   again, so the shortest rows take one. So do, up to 512 bytes, rows that share cache lines: a
+//   line in which one pass ends and the next begins counts for both.
+// - What few rows leave idle goes to sharing them; where a warp for each is not too much, every row
+//   has one, or several, for narrower passes.
 inline Geometry choose_geometry(const Work& w) {
   const int64_t degree = w.rows > 0 ? w.edges / w.rows : 0;
   const auto fits = [&](int64_t vectors) {
@@ -44,12 +48,18 @@ inline Geometry choose_geometry(const Work& w) {
   const int64_t whole = 256 / w.vector_bytes, half = whole / 2;
   int64_t pass = w.vectors;
   if (degree >= 7 && pass > half) {
-    pass = std::min(pass, whole);
-    if (!fits(pass) && fits(half)) pass = half;
+    pass = std::min(pass, w.lines ? whole : 2 * whole);
+    if (w.lines && !fits(pass) && fits(half)) pass = half;
   }
   Geometry g;
   g.lanes = power_of_two_from(std::min<int64_t>(std::max<int64_t>(pass, 1), 64));
-  if (w.can_fold && g.lanes >= 8) {
+  const bool few = w.rows * 32 <= kFill;
+  if (few) {
+    g.lanes = std::min(g.lanes, 32);
+    while (g.lanes > 4 && w.rows * 64 * ((w.vectors + g.lanes - 1) / g.lanes) <= kFill) {
+      g.lanes /= 2;
+    }
+  } else if (w.can_fold && g.lanes >= 8) {
     g.fold = 2;
     g.lanes /= 2;
   }
@@ -59,8 +69,7 @@ inline Geometry choose_geometry(const Work& w) {
   for (const int64_t edges : share) {
     if (degree >= edges && g.lanes * g.parallel < 32) g.parallel *= 2;
   }
-  // What few rows leave idle goes to sharing them.
-  while (g.lanes * g.parallel < 32 && degree >= 8 * g.parallel &&
+  while (g.lanes * g.parallel < 32 && (few || degree >= 8 * g.parallel) &&
          w.rows * g.lanes * g.parallel < kFill) {
     g.parallel *= 2;
   }

@@ -18,7 +18,9 @@ struct Epilogue {
   int64_t self_stride;         // elements between rows of self
   int width;
   Dtype out_dtype;  // any for accumulation in float, float64 for double
-  bool plain;       // out is the sum itself, of type T: most rows are short, and then this counts
+  // Most rows are short, and then it counts how much there is to decide.
+  bool plain;   // out is the sum, of type T, possibly of a mean or scaled by row
+  bool scaled;  // it is one of these, or both
   bool self_scale_by_row;
   bool bias_aligned;  // to 16 bytes
   bool mean;
@@ -36,8 +38,8 @@ Epilogue<T> epilogue_of(const SumEnd& p) {
   e.self_stride = p.self_stride;
   e.width = p.width;
   e.out_dtype = p.out_dtype;
-  e.plain = p.dst_scale == nullptr && p.self == nullptr && p.bias == nullptr && !p.mean &&
-            !p.relu && p.out_dtype == p.dtype;
+  e.plain = p.self == nullptr && p.bias == nullptr && !p.relu && p.out_dtype == p.dtype;
+  e.scaled = p.mean || p.dst_scale != nullptr;
   e.self_scale_by_row = p.self_scale_by_row;
   e.bias_aligned = reinterpret_cast<uintptr_t>(p.bias) % 16 == 0;
   e.mean = p.mean;
@@ -53,25 +55,48 @@ __device__ __forceinline__ void store_as(void* out, int64_t at, const Acc (&v)[k
   store_wide<Out, kVec>(static_cast<Out*>(out) + at, narrowed);
 }
 
+template <int kVec, typename Acc>
+__device__ __forceinline__ void multiply_all(Acc (&v)[kVec], Acc by) {
+#pragma unroll
+  for (int i = 0; i < kVec; ++i) v[i] = multiply(v[i], by);
+}
+
+// Correctly rounded, in fewer steps than a division each takes: with 1 / by to the last bit, a
+// quotient and what it leaves.
+template <int kVec, typename Acc>
+__device__ __forceinline__ void divide_all(Acc (&v)[kVec], unsigned by) {
+  const Acc divisor = Acc(by);
+#ifdef __CUDA_ARCH__
+  if constexpr (sizeof(Acc) == 4) {
+    Acc inverse;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(divisor));
+    inverse = multiply_add(multiply_add(-divisor, inverse, Acc(1)), inverse, inverse);
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) {
+      const Acc about = multiply(v[i], inverse);
+      const Acc exact = multiply_add(multiply_add(-divisor, about, v[i]), inverse, about);
+      v[i] = exact == exact ? exact : about;  // of an infinity, nothing is left but NaN
+    }
+    return;
+  }
+#endif
+#pragma unroll
+  for (int i = 0; i < kVec; ++i) v[i] /= divisor;
+}
+
 // Writes columns [column, column + kVec) of a row of `length` edges, whose sums are `v`. Products
 // are rounded one by one, whatever is around them, so that every kernel writes the same bits.
 template <int kVec, typename T>
 __device__ __forceinline__ void finish_sum(const Epilogue<T>& e, int64_t row, int64_t length,
                                            int column, acc_t<T> (&v)[kVec]) {
   using Acc = acc_t<T>;
+  if (e.scaled) {
+    if (e.mean) divide_all(v, unsigned(length > 1 ? length : 1));
+    if (e.dst_scale != nullptr) multiply_all(v, e.dst_scale[row]);
+  }
   if (e.plain) return store_as<T>(e.out, row * e.width + column, v);
   keep(row);
   keep(column);
-  if (e.mean) {
-    const Acc count = Acc(length > 1 ? length : 1);
-#pragma unroll
-    for (int i = 0; i < kVec; ++i) v[i] /= count;
-  }
-  if (e.dst_scale != nullptr) {
-    const Acc scale = e.dst_scale[row];
-#pragma unroll
-    for (int i = 0; i < kVec; ++i) v[i] = multiply(v[i], scale);
-  }
   if (e.self != nullptr) {
     const Acc scale =
         e.self_scale == nullptr ? Acc(1) : e.self_scale[e.self_scale_by_row ? row : 0];

@@ -10,7 +10,7 @@
 
 namespace gsp::cuda {
 
-enum class RowOp { kSum, kMax, kMin, kArgBackward, kTieCount, kTieBackward };
+enum class RowOp { kSum, kExtremum, kArgBackward, kTieCount, kTieBackward };
 
 // What becomes of a sum (epilogue.cuh), with the types erased; and where any result goes.
 struct SumEnd {
@@ -40,7 +40,8 @@ struct RowSweep : SumEnd {
   const void* own = nullptr;
   const void* arg = nullptr;
   const void* src_scale = nullptr;
-  void* out_arg = nullptr;
+  bool minimum = false;     // of extrema: not the maximum
+  void* out_arg = nullptr;  // of extrema, or null
   int64_t x_stride = 0, other_stride = 0, own_stride = 0;
   int64_t rows = 0, edges = 0, cols = 0;
   int heads = 0;  // 0: one weight for all columns

@@ -7,7 +7,8 @@
 //
 // - `row_sweep` needs nothing but the CSR arrays. A row of more than `long_row` edges would be a
 //   chain of dependent gathers, so a whole block sweeps it, `chunk` edges at a time.
-// - `item_sweep` follows a warm plan's list of items, each a row or a piece of one of at most
+// - `item_sweep` takes rows of which none is long, or follows a warm plan's list of items, each a
+// row or a piece of one of at most
 //   `chunk` edges, sorted by length within short windows: the groups of a warp end together, and
 //   rows that lie together are still swept together. A row of several pieces leaves partial results
 //   in scratch, and `merge_pieces` folds them in ascending order.
@@ -43,6 +44,7 @@ struct SweepArgs {
   Index other_stride;
   int64_t own_stride;
   int64_t rows;
+  acc_t<T> sign;  // of extrema: 1 for maxima, -1 for minima
   int width;
   int heads;       // 1 where a weight belongs to all columns
   int head_width;  // columns a head
@@ -52,7 +54,7 @@ struct SweepArgs {
   int64_t long_row;  // 0: no row is too long for a group
   int64_t chunk;
   const int4* items;  // {row, begin, end, slot or -1} of num_items pieces, then {row, first slot,
-                      // end slot, -} of split rows
+                      // end slot, -} of split rows; null: every row
   int num_items;
   int num_merges;
   acc_t<T>* scratch;   // [slots, width]
@@ -115,6 +117,11 @@ struct OpBase {
   // Called where the geometry is not known to the compiler.
   template <typename Row>
   static __device__ __forceinline__ void settle(Row&) {}
+
+  // Called after a sweep of the edges first, first + step, ... below end.
+  template <typename State, typename Row>
+  static __device__ __forceinline__ void close(const Args&, State&, const Row&, const Cols&,
+                                               Position<Index>, Position<Index>, unsigned) {}
 
   // A message before it is multiplied and rounded.
   struct Message {
@@ -288,40 +295,63 @@ struct SumOp : AddOp<T, Index, kVec, kFold> {
   }
 };
 
-// Maximum or minimum of the rounded messages, and the first position that attains it.
-template <typename T, typename Index, int kVec, int kFold, Reduce kReduce>
+// What an ExtremumOp holds of one thread's columns; positions only where someone asks for them.
+template <typename Acc, typename Index, int kVec, int kFold, bool kArg>
+struct Extrema {
+  Acc v[kFold][kVec];
+  Index p[kFold][kVec];
+};
+template <typename Acc, typename Index, int kVec, int kFold>
+struct Extrema<Acc, Index, kVec, kFold, false> {
+  Acc v[kFold][kVec];
+};
+
+// Maximum of the rounded messages and, where kArg, the first position that attains it. A minimum is
+// the negative of the maximum of negative messages: `sign` says which is asked for. kPlain: a
+// maximum without weights.
+template <typename T, typename Index, int kVec, int kFold, bool kPlain, bool kArg>
 struct ExtremumOp : OpBase<T, Index, kVec, kFold> {
   using Base = OpBase<T, Index, kVec, kFold>;
   using typename Base::Acc;
   using typename Base::Args;
   using typename Base::Cols;
   using typename Base::Tap;
-  using Best = Reducer<kReduce, Acc, Index>;
-  static constexpr bool kHasArg = true;
+  static constexpr bool kHasArg = kArg;
   static constexpr int kBlocks = kVec == 8 ? 2 : 3;
+  static constexpr int kItemBlocks = 2 * kBlocks;
   static constexpr int kUnroll = 4;
 
-  struct State {
-    Best v[kFold][kVec];
-  };
+  using State = Extrema<Acc, Index, kVec, kFold, kArg>;
   struct Row {};
-  using Edge = typename Base::Message;
+  struct PlainMessage {
+    Vec<T, kVec> x[kFold];
+  };
+  using Edge = std::conditional_t<kPlain, PlainMessage, typename Base::Message>;
+
   static __device__ __forceinline__ void init(State& s, Index first) {
 #pragma unroll
     for (int k = 0; k < kFold; ++k) {
 #pragma unroll
-      for (int i = 0; i < kVec; ++i) s.v[k][i] = Best::init(first);
+      for (int i = 0; i < kVec; ++i) {
+        s.v[k][i] = -INFINITY;
+        if constexpr (kArg) s.p[k][i] = first;  // of rows of nothing but -inf
+      }
     }
+  }
+  static __device__ __forceinline__ void merge_one(State& s, const State& o, int k, int i) {
+    if constexpr (kArg) {
+      Reducer<Reduce::kMax, Acc, Index> best{s.v[k][i], s.p[k][i]};
+      best.merge({o.v[k][i], o.p[k][i]});
+      s.p[k][i] = best.position;
+    }
+    raise(s.v[k][i], o.v[k][i]);
   }
   static __device__ __forceinline__ void merge(State& s, const State& o) {
 #pragma unroll
     for (int k = 0; k < kFold; ++k) {
 #pragma unroll
-      for (int i = 0; i < kVec; ++i) s.v[k][i].merge(o.v[k][i]);
+      for (int i = 0; i < kVec; ++i) merge_one(s, o, k, i);
     }
-  }
-  static __device__ __forceinline__ void merge_one(State& s, const State& o, int k, int i) {
-    s.v[k][i].merge(o.v[k][i]);
   }
   static __device__ __forceinline__ State shuffle(const State& s, int distance) {
     State o;
@@ -329,52 +359,92 @@ struct ExtremumOp : OpBase<T, Index, kVec, kFold> {
     for (int k = 0; k < kFold; ++k) {
 #pragma unroll
       for (int i = 0; i < kVec; ++i) {
-        o.v[k][i].value = __shfl_xor_sync(kFullMask, s.v[k][i].value, distance);
-        o.v[k][i].position = __shfl_xor_sync(kFullMask, s.v[k][i].position, distance);
+        o.v[k][i] = __shfl_xor_sync(kFullMask, s.v[k][i], distance);
+        if constexpr (kArg) o.p[k][i] = __shfl_xor_sync(kFullMask, s.p[k][i], distance);
       }
     }
     return o;
   }
   static __device__ __forceinline__ void save_vector(const State& s, int k, Acc* v, Index* p) {
-    Acc values[kVec];
-    Index positions[kVec];
-#pragma unroll
-    for (int i = 0; i < kVec; ++i) {
-      values[i] = s.v[k][i].value;
-      positions[i] = s.v[k][i].position;
-    }
-    store_wide<Acc, kVec>(v, values);
-    store_wide<Index, kVec>(p, positions);
+    store_wide<Acc, kVec>(v, s.v[k]);
+    if constexpr (kArg) store_wide<Index, kVec>(p, s.p[k]);
   }
   static __device__ __forceinline__ void restore_vector(State& s, int k, const Acc* v,
                                                         const Index* p) {
     const Vec<Acc, kVec> values = load_wide_if<Acc, kVec>(true, v);
-    const Vec<Index, kVec> positions = load_wide_if<Index, kVec>(true, p);
 #pragma unroll
-    for (int i = 0; i < kVec; ++i) s.v[k][i] = {values.v[i], positions.v[i]};
+    for (int i = 0; i < kVec; ++i) s.v[k][i] = values.v[i];
+    if constexpr (kArg) {
+      const Vec<Index, kVec> positions = load_wide_if<Index, kVec>(true, p);
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) s.p[k][i] = positions.v[i];
+    }
   }
   static __device__ __forceinline__ void save(const State& s, int k, int i, Acc* v, Index* p) {
-    *v = s.v[k][i].value;
-    *p = s.v[k][i].position;
+    *v = s.v[k][i];
+    if constexpr (kArg) *p = s.p[k][i];
   }
   static __device__ __forceinline__ void restore(State& s, int k, int i, const Acc* v,
                                                  const Index* p) {
-    s.v[k][i].value = *v;
-    s.v[k][i].position = *p;
+    s.v[k][i] = *v;
+    if constexpr (kArg) s.p[k][i] = *p;
   }
   static __device__ __forceinline__ void begin(const Args&, int64_t, const Cols&, Row&) {}
   static __device__ __forceinline__ void gather(const Args& a, const Row&, Position<Index> j,
                                                 const Tap& t, bool ok, const Cols& c, Edge& e) {
-    Base::gather_message(a, j, t.col, ok, c, e);
+#pragma unroll
+    for (int k = 0; k < kFold; ++k) {
+      e.x[k] = load_or_lowest<T, kVec>(ok, row_of(a.x + c.at[k], t.col, a.x_stride));
+      if constexpr (!kPlain) e.w[k] = ok ? a.sign * Base::weight_of(a, j, c.at[k]) : Acc(1);
+    }
   }
+  static __device__ __forceinline__ Acc message(const Edge& e, int k, int i) {
+    if constexpr (kPlain) {
+      return widen<T>(e.x[k].v[i]);
+    } else {
+      return round_to<T>(e.w[k] * widen<T>(e.x[k].v[i]));
+    }
+  }
+  // An edge that is not there was gathered as -inf. Once a maximum is NaN its position moves on,
+  // which `close` mends: that makes three instructions an element.
   static __device__ __forceinline__ void update(State& s, const Row&, const Edge& e, Index j,
-                                                bool ok) {
-    if (!ok) return;
+                                                bool) {
 #pragma unroll
     for (int k = 0; k < kFold; ++k) {
 #pragma unroll
-      for (int i = 0; i < kVec; ++i)
-        s.v[k][i].update(round_to<T>(e.w[k] * widen<T>(e.x[k].v[i])), j);
+      for (int i = 0; i < kVec; ++i) {
+        const Acc m = message(e, k, i);
+        if constexpr (kArg) s.p[k][i] = m <= s.v[k][i] ? s.p[k][i] : j;
+        raise(s.v[k][i], m);
+      }
+    }
+  }
+  // After a sweep of these edges: the first NaN is what attains a maximum that is NaN.
+  static __device__ __forceinline__ void close(const Args& a, State& s, const Row& row,
+                                               const Cols& c, Position<Index> first,
+                                               Position<Index> end, unsigned step) {
+    if constexpr (kArg) {
+      bool found = false;
+#pragma unroll
+      for (int k = 0; k < kFold; ++k) {
+#pragma unroll
+        for (int i = 0; i < kVec; ++i) found |= s.v[k][i] != s.v[k][i];
+      }
+      if (!found) return;
+#pragma unroll 1
+      for (Position<Index> left = (end - first + step - 1) / step; left > 0; --left) {
+        const Position<Index> j = first + (left - 1) * step;
+        Edge e;
+        gather(a, row, j, Base::tap(a, j, true), true, c, e);
+#pragma unroll
+        for (int k = 0; k < kFold; ++k) {
+#pragma unroll
+          for (int i = 0; i < kVec; ++i) {
+            const Acc m = message(e, k, i);
+            if (m != m) s.p[k][i] = Index(j);
+          }
+        }
+      }
     }
   }
   static __device__ __forceinline__ void finish(const Args& a, const State& s, int64_t row,
@@ -386,13 +456,19 @@ struct ExtremumOp : OpBase<T, Index, kVec, kFold> {
       Vec<T, kVec> o;
 #pragma unroll
       for (int i = 0; i < kVec; ++i) {
-        const Index p = s.v[k][i].position;
-        o.v[i] = narrow<T>(length == 0 ? Acc(0) : s.v[k][i].value);
-        if (a.out_arg != nullptr) {
-          a.out_arg[at + i] = length == 0 ? Index(-1) : a.perm == nullptr ? p : a.perm[p];
-        }
+        const Acc v = kPlain ? s.v[k][i] : a.sign * s.v[k][i];
+        o.v[i] = narrow<T>(length == 0 ? Acc(0) : v);
       }
       store<T, kVec>(static_cast<T*>(a.epilogue.out) + at, o);
+      if constexpr (kArg) {
+        Index edge[kVec];
+#pragma unroll
+        for (int i = 0; i < kVec; ++i) {
+          const Index p = s.p[k][i];
+          edge[i] = length == 0 ? Index(-1) : a.perm == nullptr ? p : a.perm[p];
+        }
+        store_wide<Index, kVec>(a.out_arg + at, edge);
+      }
     }
   }
 };
@@ -570,6 +646,7 @@ __device__ __forceinline__ void sweep(const typename Op::Args& a, typename Op::S
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) Op::update(s, row, e[u], Index(j + u * step), ok[u]);
   }
+  Op::close(a, s, row, c, first, end, step);
 }
 
 // The State of a whole row or chunk, in the threads < lanes: every warp's part folded in the order
@@ -703,7 +780,11 @@ __global__ void __launch_bounds__(kItemThreads, Op::kItemBlocks)
   find_columns<Op, kFixed>(a, 1 << log_lanes, c);
   const unsigned at = (blockIdx.x << (kLogItemThreads - log_group)) + (thread >> log_group);
   const bool here = at < unsigned(a.num_items);
-  const int4 item = here ? a.items[at] : make_int4(0, 0, 0, 0);
+  int4 item = make_int4(0, 0, 0, -1);
+  if (here) {
+    item = a.items != nullptr ? a.items[at]
+                              : make_int4(int(at), int(a.rowptr[at]), int(a.rowptr[at + 1]), -1);
+  }
   typename Op::Row own;
   typename Op::State s;
   if (here) Op::begin(a, item.x, c, own);

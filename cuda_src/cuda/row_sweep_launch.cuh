@@ -34,6 +34,7 @@ SweepArgs<T, Index> typed(const RowSweep& p) {
   a.other_stride = Index(p.other_stride * int64_t(sizeof(T)));
   a.own_stride = p.own_stride;
   a.rows = p.rows;
+  a.sign = p.minimum ? acc_t<T>(-1) : acc_t<T>(1);
   a.width = p.width;
   a.heads = p.heads > 0 ? p.heads : 1;
   a.head_width = p.width / a.heads;
@@ -47,34 +48,39 @@ SweepArgs<T, Index> typed(const RowSweep& p) {
   return a;
 }
 
+// What is chosen where nothing is asked for.
+template <typename T, int kVec, bool kCanFold>
+Geometry geometry_of(const RowSweep& p) {
+  const int64_t pieces = p.items == nullptr ? p.rows : p.num_items, stride = p.x_stride * sizeof(T);
+  const bool lines = (reinterpret_cast<uintptr_t>(p.x) | uintptr_t(stride)) % 128 == 0;
+  return choose_geometry({pieces, p.edges, p.cols, divide_up(p.width, kVec), kVec * sizeof(T),
+                          p.l2_bytes, kCanFold, lines});
+}
+
 // Rows straight from the CSR arrays.
 template <template <typename, typename, int, int> class Op, typename T, typename Index, int kVec>
 cudaError_t launch_rows(const RowSweep& p, cudaStream_t stream) {
   auto a = typed<T, Index>(p);
-  const int64_t vectors = divide_up(p.width, kVec);
-  a.log_lanes = std::min(log2_ceil(vectors), 5);
-  // Several groups share a row where rows are long enough to keep each of them busy for two rounds
-  // of gathers.
-  const int64_t mean_degree = p.rows > 0 ? p.edges / p.rows : 0;
-  a.log_parallel = 0;
-  while (a.log_lanes + a.log_parallel < 5 && mean_degree >= (int64_t(16) << a.log_parallel))
-    ++a.log_parallel;
-  const int64_t groups = kThreads >> (a.log_lanes + a.log_parallel);
-  const dim3 grid(unsigned(divide_up(p.rows, groups)),
-                  unsigned(divide_up(vectors, int64_t(1) << a.log_lanes)));
+  const Geometry g = p.geometry.lanes != 0 ? p.geometry : geometry_of<T, kVec, false>(p);
+  a.log_lanes = log2_ceil(g.lanes);
+  a.log_parallel = log2_ceil(g.parallel);
+  a.long_row *= g.parallel;  // a limit on the chain of gathers of a group
+  const dim3 grid(unsigned(divide_up(p.rows, kThreads / (g.lanes * g.parallel))),
+                  unsigned(divide_up(divide_up(p.width, kVec), g.lanes)));
   GSP_LAUNCH((row_sweep<Op<T, Index, kVec, 1>>), grid, stream, a);
   return cudaGetLastError();
 }
 
-// The items of a plan, then the rows that are split.
+// The items of a plan, then the rows that are split; or rows of which none is long.
 template <template <typename, typename, int, int> class Op, typename T, int kVec, int kFold,
           int kLogLanes = -1, int kLogParallel = -1>
 cudaError_t launch_items(const RowSweep& p, const Geometry& g, cudaStream_t stream) {
   auto a = typed<T, int>(p);
   a.log_lanes = log2_ceil(g.lanes);
   a.log_parallel = log2_ceil(g.parallel);
+  if (p.items == nullptr) a.num_items = int(p.rows);
   const int64_t vectors = divide_up(p.width, kVec);
-  const dim3 grid(unsigned(divide_up(p.num_items, kItemThreads / (g.lanes * g.parallel))),
+  const dim3 grid(unsigned(divide_up(a.num_items, kItemThreads / (g.lanes * g.parallel))),
                   unsigned(divide_up(vectors, int64_t(kFold) * g.lanes)));
   GSP_LAUNCH_BLOCKS((item_sweep<Op<T, int, kVec, kFold>, kLogLanes, kLogParallel>), grid,
                     kItemThreads, stream, a);
@@ -89,16 +95,12 @@ cudaError_t launch_items(const RowSweep& p, const Geometry& g, cudaStream_t stre
 // there is none, it is chosen here.
 template <template <typename, typename, int, int> class Op, typename T, int kVec, bool kCanFold>
 cudaError_t launch_vectors(const RowSweep& p, cudaStream_t stream) {
-  if (p.items == nullptr) return launch_rows<Op, T, int, kVec>(p, stream);
-  constexpr int kBytes = kVec * sizeof(T);
-  constexpr bool kWide = kBytes == 16, kFolds = kWide && kCanFold;
-  const int64_t vectors = divide_up(p.width, kVec);
+  if (p.items == nullptr && p.long_row != 0) return launch_rows<Op, T, int, kVec>(p, stream);
+  constexpr bool kWide = kVec * sizeof(T) == 16, kFolds = kWide && kCanFold;
   Geometry g = p.geometry;
-  if (!kWide || g.lanes == 0) {
-    g = choose_geometry({p.num_items, p.edges, p.cols, vectors, kBytes, p.l2_bytes, kFolds});
-  }
+  if (!kWide || g.lanes == 0) g = geometry_of<T, kVec, kFolds>(p);
   if constexpr (kFolds) {
-    if (g.fold == 2 && g.lanes == 8 && g.parallel == 4 && vectors % 16 == 0)
+    if (g.fold == 2 && g.lanes == 8 && g.parallel == 4 && p.width % (16 * kVec) == 0)
       return launch_items<Op, T, kVec, 2, 3, 2>(p, g, stream);
     if (g.fold == 2) return launch_items<Op, T, kVec, 2>(p, g, stream);
   }
@@ -127,9 +129,13 @@ using ScalarColumnSum = SumOp<T, I, V, F, Weighting::kScalarColumn>;
 template <typename T, typename I, int V, int F>
 using HeadSum = SumOp<T, I, V, F, Weighting::kHeads>;
 template <typename T, typename I, int V, int F>
-using MaxOp = ExtremumOp<T, I, V, F, Reduce::kMax>;
+using PlainMax = ExtremumOp<T, I, V, F, true, false>;
 template <typename T, typename I, int V, int F>
-using MinOp = ExtremumOp<T, I, V, F, Reduce::kMin>;
+using PlainArgmax = ExtremumOp<T, I, V, F, true, true>;
+template <typename T, typename I, int V, int F>
+using AnyMax = ExtremumOp<T, I, V, F, false, false>;
+template <typename T, typename I, int V, int F>
+using AnyArgmax = ExtremumOp<T, I, V, F, false, true>;
 
 template <typename T>
 cudaError_t sum_of(const RowSweep& p, cudaStream_t stream) {
@@ -144,10 +150,15 @@ cudaError_t sum_of(const RowSweep& p, cudaStream_t stream) {
 template <typename T>
 cudaError_t extremum_of(RowOp op, const RowSweep& p, cudaStream_t stream) {
   switch (op) {
-    case RowOp::kMax:
-      return choose<MaxOp, T, false>(p, stream);
-    case RowOp::kMin:
-      return choose<MinOp, T, false>(p, stream);
+    case RowOp::kExtremum: {
+      constexpr bool kFolds = sizeof(T) <= 4;
+      const bool arg = p.out_arg != nullptr;
+      if (p.weight == nullptr && !p.minimum) {
+        return arg ? choose<PlainArgmax, T, kFolds>(p, stream)
+                   : choose<PlainMax, T, kFolds>(p, stream);
+      }
+      return arg ? choose<AnyArgmax, T, false>(p, stream) : choose<AnyMax, T, false>(p, stream);
+    }
     case RowOp::kArgBackward:
       return choose<ArgBackwardOp, T, false>(p, stream);
     case RowOp::kTieCount:

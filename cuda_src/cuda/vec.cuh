@@ -62,6 +62,27 @@ __device__ __forceinline__ double multiply_add(double a, double b, double c) {
   return __fma_rn(a, b, c);
 }
 
+// to = max(to, v): NaN wins and stays, +0 wins over -0.
+template <typename Acc>
+__device__ __forceinline__ void raise(Acc& to, Acc v) {
+#ifdef __CUDA_ARCH__
+  // One instruction; of fmaxf and the tests for NaN the compiler makes several.
+  if constexpr (sizeof(Acc) == 4) {
+    asm("max.NaN.f32 %0, %0, %1;" : "+f"(to) : "f"(v));
+    return;
+  }
+#endif
+  if (to == to) to = v == to ? (signbit(to) ? v : to) : v <= to ? to : v;
+}
+
+// The 32 bits that, repeated, are -inf.
+template <typename T>
+constexpr unsigned kLowest = 0xff800000u;
+template <>
+inline constexpr unsigned kLowest<__half> = 0xfc00fc00u;
+template <>
+inline constexpr unsigned kLowest<__nv_bfloat16> = 0xff80ff80u;
+
 // kVec adjacent elements, moved in one access where kVec * sizeof(T) is 16, 8, 4 or 2 bytes.
 template <typename T, int kVec>
 struct alignas(sizeof(T) * kVec > 16 ? 16 : sizeof(T) * kVec) Vec {
@@ -92,25 +113,47 @@ __device__ __forceinline__ const T* row_of(const T* first_row, Index row, Index 
 }
 
 // Loads from memory that no one writes to meanwhile, through a pointer that the compiler may
-// have lost track of (see `keep`); zeros where there is nothing to load. Written as a predicated
-// load, not as a branch, and of whole words: two halves of a register would be chosen one by one.
+// have lost track of (see `keep`); `bits`, repeated, where there is nothing to load. Written as a
+// predicated load, not as a branch, and of whole words: two halves of a register would be chosen
+// one by one.
 template <typename T, int kVec>
-__device__ __forceinline__ Vec<T, kVec> load_if(bool ok, const T* p) {
-  Vec<T, kVec> v{};
+__device__ __forceinline__ Vec<T, kVec> load_or(bool ok, const T* p, unsigned bits) {
+  Vec<T, kVec> v;
+  constexpr int kBytes = sizeof(v), kWords = (kBytes + 3) / 4;
+  unsigned w[kWords];
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) w[i] = bits;
 #ifdef __CUDA_ARCH__
-  constexpr int kBytes = sizeof(v);
   using Word = std::conditional_t<
       kBytes == 16, uint4,
       std::conditional_t<kBytes == 8, uint2,
                          std::conditional_t<kBytes == 4, unsigned, unsigned short>>>;
   static_assert(sizeof(Word) == kBytes);
-  Word w{};
-  if (ok) w = __ldg(reinterpret_cast<const Word*>(p));
-  __builtin_memcpy(&v, &w, kBytes);
+  Word word;
+  __builtin_memcpy(&word, w, kBytes);
+  if (ok) word = __ldg(reinterpret_cast<const Word*>(p));
+  __builtin_memcpy(&v, &word, kBytes);
 #else
+  __builtin_memcpy(&v, w, kBytes);
   if (ok) v = load<T, kVec>(p);
 #endif
   return v;
+}
+template <typename T, int kVec>
+__device__ __forceinline__ Vec<T, kVec> load_if(bool ok, const T* p) {
+  return load_or<T, kVec>(ok, p, 0);
+}
+// -inf where there is nothing to load.
+template <typename T, int kVec>
+__device__ __forceinline__ Vec<T, kVec> load_or_lowest(bool ok, const T* p) {
+  if constexpr (sizeof(T) == 8) {
+    Vec<T, kVec> v = load_if<T, kVec>(ok, p);
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) v.v[i] = ok ? v.v[i] : T(-INFINITY);
+    return v;
+  } else {
+    return load_or<T, kVec>(ok, p, kLowest<T>);
+  }
 }
 
 // The same in 16-byte pieces, for vectors longer than that.

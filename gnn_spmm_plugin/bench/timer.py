@@ -186,8 +186,12 @@ def _captured(calls: Sequence[Call], budget_ms: float, estimates: Sequence[float
 
 @contextlib.contextmanager
 def _capture(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
-    # torch.cuda.graph would empty the allocator's cache each time.
+    # torch.cuda.graph would empty the allocator's cache each time; it has to be where memory is short, since what
+    # earlier pools left there cannot be freed while a capture goes on.
     torch.cuda.synchronize()
+    free, total = torch.cuda.mem_get_info()
+    if free < total // 2:
+        torch.cuda.empty_cache()
     pool = torch.cuda.graph_pool_handle()
     graph.capture_begin(pool=pool, capture_error_mode="thread_local")
     try:

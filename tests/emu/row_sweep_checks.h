@@ -72,7 +72,7 @@ std::unique_ptr<Results<Out, Index>> sweep_once(const char* name, RowSweep p, bo
   return results;
 }
 
-// All that the launcher may be asked for; the first is without a plan.
+// All that the launcher may be asked for; the first are without a plan.
 template <typename T, typename Index, typename Out = T>
 std::vector<std::unique_ptr<Results<Out, Index>>> sweep(const char* name, RowSweep p, bool with_arg,
                                                         const Graph<Index>& g, const Shape& shape,
@@ -96,21 +96,27 @@ std::vector<std::unique_ptr<Results<Out, Index>>> sweep(const char* name, RowSwe
     }
     all.push_back(std::move(first));
   };
-  run("rows", nullptr);
+  run("rows", nullptr);  // groups share rows: there are few
+  p.geometry = {16, 1, 1};
+  run("rows, 16 lanes", nullptr);
+  p.geometry = {2, 1, 4};
+  run("rows, 2 lanes, 4 groups", nullptr);
   if (p.wide_index) return all;
-  const Items items(g, shape.chunk);
-  // What is chosen for short rows, for longer ones whose sources do not fit the L2, and for very
-  // long ones, which have kernels of their own.
+  p.geometry = {};
   p.cols = 29;
-  run("items", &items);
-  p.l2_bytes = 29 * 16 * 12;
-  p.edges = 20 * int64_t(items.num_items);
-  run("items, 2 passes", &items);
   p.l2_bytes = int64_t(1) << 20;
-  p.edges = 200 * int64_t(items.num_items);
-  run("items, long", &items);
+  const Items items(g, shape.chunk);
+  run("items", &items);
+  // What is chosen for many rows: short ones, longer ones, and very long ones, which have a kernel
+  // of their own.
+  p.geometry = {4, 2, 1};
+  run("items, two passes", &items);
   p.geometry = {2, 1, 4};
   run("items, 2 lanes, 4 groups", &items);
+  p.geometry = {8, 2, 4};
+  run("items, long", &items);
+  p.long_row = 0;
+  run("rows of any length", nullptr);
   return all;
 }
 

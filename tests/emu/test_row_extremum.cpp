@@ -90,6 +90,7 @@ void check_extremum(const char* name, bool minimum, const Shape& shape, int widt
                     const Launcher& launcher, bool arg = true) {
   Problem<T, Index> problem(shape, width, with.weighted, with.heads, with.layout);
   RowSweep p = problem.sweep_args();
+  p.minimum = minimum;
   if (with.perm) p.perm = problem.g.perm.data();
   const auto all = sweep<T, Index>(name, p, arg, problem.g, shape, launcher);
   for (const auto& other : all) {
@@ -100,8 +101,8 @@ void check_extremum(const char* name, bool minimum, const Shape& shape, int widt
     for (int64_t f = 0; f < width; ++f) {
       const auto [value, at] = extremum(problem, minimum, r, f);
       const T got = all[0]->out[r * width + f];
-      expect(identical(got, value), "%s, width %d: row %d, column %d: got %g, expected %g", name,
-             width, int(r), int(f), double(widen<T>(got)), double(widen<T>(value)));
+      expect(tie(got, value), "%s, width %d: row %d, column %d: got %g, expected %g", name, width,
+             int(r), int(f), double(widen<T>(got)), double(widen<T>(value)));
       if (!arg) continue;
       const int64_t id = at < 0 || !with.perm ? at : int64_t(problem.g.perm[at]);
       const int64_t got_id = all[0]->arg[r * width + f];
@@ -222,15 +223,18 @@ void test_float() {
   const auto run = [](RowOp op) -> Launcher {
     return [op](const RowSweep& p) { return extremum_of<float>(op, p, nullptr); };
   };
+  const Launcher launcher = run(RowOp::kExtremum);
   for (const bool minimum : {false, true}) {
     const char* name = minimum ? "min" : "max";
-    const Launcher launcher = run(minimum ? RowOp::kMin : RowOp::kMax);
     check_extremum<float>(name, minimum, kMixed, 16, {false}, launcher);
     check_extremum<float>(name, minimum, kMixed, 33, {true, 3}, launcher);
     check_extremum<float>(name, minimum, kChunky, 130, {true, 0, false}, launcher);
     check_extremum<float, int64_t>(name, minimum, kMixed, 3, {}, launcher);
   }
-  const Launcher max = run(RowOp::kMax);
+  const Launcher& max = launcher;
+  check_extremum<float>("max", false, kChunky, 64, {false}, max);
+  check_extremum<float>("max", false, kTwoGroups, 6, {false}, max);
+  check_extremum<float>("max", false, kMixed, 128, {false}, max, false);
   check_extremum<float>("max", false, kMixed, 1, {}, max);
   check_extremum<float>("max", false, kMixed, 257, {}, max, false);  // without positions
   check_extremum<float>("max", false, kTwoGroups, 8, {true, 2}, max);
@@ -264,7 +268,13 @@ void test_float() {
 
 // The other dtypes: what is theirs are vectors, conversions and rounding.
 void test_other_dtypes() {
-  const Launcher max = [](const RowSweep& p) { return choose<MaxOp, __half, false>(p, nullptr); };
+  const Launcher max = [](const RowSweep& p) {
+    return choose<AnyArgmax, __half, false>(p, nullptr);
+  };
+  const Launcher plain = [](const RowSweep& p) {
+    return choose<PlainArgmax, __half, true>(p, nullptr);
+  };
+  check_extremum<__half>("plain half max", false, kMixed, 128, {false}, plain);
   check_extremum<__half>("half max", false, kMixed, 264, {}, max);
   check_extremum<__half>("half max", false, kMixed, 33, {}, max);
   check_extremum<__half>("half max", false, kTwoGroups, 16, {true, 2, true, {8, 0}}, max);
@@ -279,7 +289,7 @@ void test_other_dtypes() {
     return launch_vectors<TieBackwardOp, __half, 8, false>(p, nullptr);
   });
   check_extremum<__nv_bfloat16>("bfloat16 min", true, kMixed, 16, {}, [](const RowSweep& p) {
-    return launch_vectors<MinOp, __nv_bfloat16, 8, false>(p, nullptr);
+    return launch_vectors<AnyArgmax, __nv_bfloat16, 8, false>(p, nullptr);
   });
   check_tie_count<double>("double tie count", kMixed, 16, {true, 4}, [](const RowSweep& p) {
     return launch_vectors<TieCountOp, double, 2, false>(p, nullptr);
