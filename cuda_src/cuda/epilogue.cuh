@@ -61,27 +61,11 @@ __device__ __forceinline__ void multiply_all(Acc (&v)[kVec], Acc by) {
   for (int i = 0; i < kVec; ++i) v[i] = multiply(v[i], by);
 }
 
-// Correctly rounded, in fewer steps than a division each takes: with 1 / by to the last bit, a
-// quotient and what it leaves.
 template <int kVec, typename Acc>
 __device__ __forceinline__ void divide_all(Acc (&v)[kVec], unsigned by) {
-  const Acc divisor = Acc(by);
-#ifdef __CUDA_ARCH__
-  if constexpr (sizeof(Acc) == 4) {
-    Acc inverse;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(divisor));
-    inverse = multiply_add(multiply_add(-divisor, inverse, Acc(1)), inverse, inverse);
+  const Acc inverse = inverse_of(Acc(by));
 #pragma unroll
-    for (int i = 0; i < kVec; ++i) {
-      const Acc about = multiply(v[i], inverse);
-      const Acc exact = multiply_add(multiply_add(-divisor, about, v[i]), inverse, about);
-      v[i] = exact == exact ? exact : about;  // of an infinity, nothing is left but NaN
-    }
-    return;
-  }
-#endif
-#pragma unroll
-  for (int i = 0; i < kVec; ++i) v[i] /= divisor;
+  for (int i = 0; i < kVec; ++i) v[i] = quotient(v[i], Acc(by), inverse);
 }
 
 // Writes columns [column, column + kVec) of a row of `length` edges, whose sums are `v`. Products
