@@ -33,9 +33,13 @@ WARM_AFTER = 8
 #: A graph of fewer edges leaves most of a GPU idle: whole blocks share its long rows, in one launch.
 SMALL_EDGES = 100_000
 
+#: Where no row is longer, all take about as long: two rounds of gathers. A list of them would only be one more read.
+SHORT_ROWS = 8
+
 
 def _lengths(num_rows: int, num_edges: int) -> tuple[int, int]:
-    """(long row, chunk) of a cold plan: a longer row than the first gets a block to itself, a chunk at a time.
+    """(long row, chunk) of a cold plan: a row of which a lane group would have more than the first gets a block to
+    itself, a chunk at a time.
 
     A lane group sweeps a row of n edges as a chain of n / 4 dependent gathers of about 0.5 us; a block has 8 to 64
     groups. Where there are rows enough to fill a GPU, only those far above the average need more hands; a small graph
@@ -137,6 +141,9 @@ def _warm(csr: Csr, kernel: Kernel, schedule: str | Tensor | None = None) -> Pla
             config[0] = long_row if features.max_degree > long_row else 0
             how = f"a block shares a row of over {long_row}" if config[0] else f"none of over {long_row}"
             reasons.append(f"rows      fewer than {SMALL_EDGES:,} edges: straight from the CSR arrays; {how}")
+        elif features.max_degree <= SHORT_ROWS and order is None:
+            config[0] = 0
+            reasons.append(f"rows      none of over {SHORT_ROWS} edges: straight from the CSR arrays")
         else:
             layout = layout_of(features)
             items, num_split, num_slots = list_items(csr, layout, order)

@@ -56,7 +56,7 @@ inline Geometry choose_geometry(const Work& w) {
   const bool few = w.rows * 32 <= kFill;
   if (few) {
     g.lanes = std::min(g.lanes, 32);
-    while (g.lanes > 4 && w.rows * 64 * ((w.vectors + g.lanes - 1) / g.lanes) <= kFill) {
+    while (g.lanes > 4 && w.rows * 64 * ((w.vectors + g.lanes - 1) / g.lanes) <= kFill / 4 * 3) {
       g.lanes /= 2;
     }
   } else if (w.can_fold && g.lanes >= 8) {
