@@ -387,3 +387,25 @@ def test_warm_plans_of_any_width(device: str, dtype: torch.dtype, reduce: str) -
         for w in (None, weight):
             expected = expect_spmm(g, x, w, torch.zeros(nodes, width, dtype=dtype, device=device), reduce)
             close(gsp.spmm(g, x, w, reduce, plan=plan), expected.out)
+
+
+@pytest.mark.parametrize("reduce", REDUCES)
+def test_short_rows_need_no_items(device: str, reduce: str) -> None:
+    """A grid, whose rows have five edges at most; one with a row of nine is listed again."""
+    side = 200
+    node = torch.arange(side * side).view(side, side)
+    pairs = [(node[:, 1:], node[:, :-1]), (node[1:], node[:-1])]
+    half = torch.cat([torch.stack([a.flatten(), b.flatten()]) for a, b in pairs], 1)
+    edge_index = torch.cat([half, half.flip(0)], 1).to(device)
+    g = gsp.Graph.from_edge_index(edge_index, side * side)
+    assert g.num_edges >= 100_000
+    hub = torch.stack([torch.arange(9), torch.full((9,), side)]).to(device)
+    listed = gsp.plan(gsp.Graph.from_edge_index(torch.cat([edge_index, hub], 1), side * side), 8)
+    assert (listed.items is not None) == (device == "cuda")
+    for width in (1, 6, 8, 64, 100):
+        x = values((side * side, width), torch.float32, 1, device=device)
+        plan = gsp.plan(g, width, reduce=reduce)
+        assert plan.items is None
+        assert device == "cpu" or "none of over 8 edges" in plan.explain()
+        expected = expect_spmm(g, x, None, torch.zeros_like(x), reduce)
+        close(gsp.spmm(g, x, reduce=reduce, plan=plan), expected.out)
