@@ -26,7 +26,7 @@ from torch import Tensor
 
 from . import _native
 from ._config import counters, log, verify_always
-from .graph import Graph, _as_index, capturing
+from .graph import Core, Graph, _as_index, _from_coo, capturing
 
 #: At most this many graphs are kept whose index tensors are gone or changed; as many are compared by content.
 MAX_GRAPHS = 8
@@ -138,7 +138,7 @@ def graph_of(dst: Tensor, src: Tensor, num_dst: int, num_src: int) -> Graph:
     entry = _lookup_content(size, dst, src)
     if entry is None:
         counters["plan_misses"] += 1
-        entry = _Entry(Graph._from_pair(dst, src, num_dst, num_src), size)
+        entry = _Entry(Graph._make(Core(_from_coo(dst, src, num_dst, num_src))), size)
     with _lock:
         _keep(entry)
         if root is not None:
@@ -146,7 +146,7 @@ def graph_of(dst: Tensor, src: Tensor, num_dst: int, num_src: int) -> Graph:
         _evict(entry)
     if _dead:
         _forget_dead()
-    return _use(entry)
+    return entry.graph  # of a capture there is nothing to keep: it may neither build nor compare
 
 
 def _trusted(device: torch.device) -> bool:

@@ -62,23 +62,17 @@ def _prepare_policy(
     return True
 
 
-def _launch(core: Core, csr: Csr) -> Plan:
-    if torch.compiler.is_compiling():  # prepared by `_half`
-        return csr.plan  # type: ignore[no-any-return]
-    return default_plan(core, csr)
-
-
 def _planned(core: Core, flipped: bool, plan: Plan | None) -> tuple[Csr, Plan]:
     """The CSR of that direction, and its plan, unless there is another."""
     if torch.compiler.is_compiling():
         core.while_tracing(_prepare)
-    csr = core.transpose if flipped else core.csr
-    if csr is None:
         csr = core.half(flipped)
+        return csr, csr.plan if plan is None else plan
+    csr = core.half(flipped)
     if plan is None:
         plan = csr.plan
         if plan is None or plan.mode != "warm":
-            plan = _launch(core, csr)
+            plan = default_plan(core, csr)
     return csr, plan
 
 
@@ -135,6 +129,8 @@ def _linear(
     `mean` divides by the number of entries of each row ("rows"), or of the column that a term comes from ("cols"): the
     transposed operation.
     """
+    if not torch.is_grad_enabled():  # as in most backwards, whose thread has to fetch all that this one read
+        return _linear_raw(core, flipped, x, weight, mean, plan)
     if _hides_grad(x, weight):
         return _linear_plain(core, flipped, x, weight, mean)
     if _needs_grad(x, weight):
@@ -197,6 +193,9 @@ def _sum_raw(
     return out
 
 
+_TRANSPOSED = {"rows": "cols", "cols": "rows", None: None}  # which mean the gradient of one takes
+
+
 class _Linear(torch.autograd.Function):
     # ctx-style on purpose: setup_context costs 18 us more a call (and would only add vmap and jvp).
     @staticmethod
@@ -224,8 +223,7 @@ class _Linear(torch.autograd.Function):
             if warm and not torch.compiler.is_compiling():  # a graph worth a plan in one direction is in both
                 half = core.half(not flipped)
                 half.uses = max(half.uses, WARM_AFTER - 1)
-            other = {"rows": "cols", "cols": "rows", None: None}[mean]
-            grad_x = _linear(core, not flipped, grad, weight, other)
+            grad_x = _linear(core, not flipped, grad, weight, _TRANSPOSED[mean])
         if ctx.needs_input_grad[1]:
             if mean is not None:  # the count belongs to the rows of one side; scale that side
                 side = _half(core, flipped == (mean == "rows"))

@@ -13,7 +13,7 @@ DTYPES = _native.DTYPES
 REDUCES = ("sum", "mean", "max", "min")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # there is one of each, and hashing all fields would take longer than finding it
 class Kernel:
     """One kernel family.
 

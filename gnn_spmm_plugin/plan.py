@@ -7,8 +7,10 @@ long ones in pieces (see `gnn_spmm_plugin.schedule`). The upgrade comes at the s
 
 from __future__ import annotations
 
+import functools
 import time
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -73,7 +75,7 @@ class Plan:
 
     kernel: Kernel
     mode: str
-    owner: weakref.ref[Csr] = field(repr=False)  # weak: a Csr holds its plans, and counting must free both
+    owner: Callable[[], Csr | None] = field(repr=False)  # weak: a Csr holds its plans, and counting must free both
     items: Tensor | None = field(repr=False)
     config: list[int]
     features: GraphFeatures | None
@@ -123,8 +125,21 @@ class Plan:
 
 def _cold(csr: Csr, kernel: Kernel, why: str) -> Plan:
     counters["plans_built"] += 1
-    config = [*_lengths(csr.num_rows, csr.col.shape[0]), 0, 0, 0, 0, 0, 0]
-    return Plan(kernel, "cold", weakref.ref(csr), None, config, None, (f"cold      {why}",), 0.0)
+    plan = object.__new__(Plan)
+    shared = _cold_plan(kernel, *_lengths(csr.num_rows, csr.col.shape[0]), why)
+    plan.__dict__.update(shared.__dict__, owner=weakref.ref(csr))
+    return plan
+
+
+@functools.lru_cache(maxsize=64)
+def _cold_plan(kernel: Kernel, long_row: int, chunk: int, why: str) -> Plan:
+    """What cold plans differ in by their owner alone: filling a frozen dataclass takes longer than a small product."""
+    config = [long_row, chunk, 0, 0, 0, 0, 0, 0]
+    return Plan(kernel, "cold", _no_owner, None, config, None, (f"cold      {why}",), 0.0)
+
+
+def _no_owner() -> None:
+    return None
 
 
 def _warm(csr: Csr, kernel: Kernel, schedule: str | Tensor | None = None) -> Plan:
@@ -187,9 +202,8 @@ def default_plan(core: Core, csr: Csr) -> Plan:
     _check_choice("GSP_MODE", mode, MODES)
     kernel = for_device(core.device, env("GSP_KERNEL"))
     _check_mode(kernel, mode)
-    early = mode == "cold" or capturing(core.device)
-    early |= mode == "auto" and csr.uses < WARM_AFTER - 1 and not pinned
-    if early and kernel.name != "pcsr":
+    early = mode == "cold" or (mode == "auto" and csr.uses < WARM_AFTER - 1 and not pinned)
+    if kernel.name != "pcsr" and (early or capturing(core.device)):
         if current is None:
             current = _cold(csr, kernel, f"use {csr.uses + 1}; warm from use {WARM_AFTER} on")
             csr.plan = current

@@ -363,26 +363,47 @@ Tensor edge_softmax_backward(const Tensor& rowptr, const OptionalTensor& perm, c
                  rowptr, perm, p, &grad);
 }
 
-// rowptr, col and perm of edges by `key`.
-std::tuple<Tensor, Tensor, Tensor> group(const Tensor& key, const Tensor& other, int64_t rows,
-                                         const Launch& launch) {
-  const ScalarType type = key.scalar_type();
-  cuda::Grouping p{type == ScalarType::Long};
-  p.edges = key.size(0);
-  p.rows = rows;
+// Part of a vector, in the same memory: costs a tenth of an allocation.
+Tensor piece(const Tensor& whole, int64_t first, int64_t size) {
+  const int64_t stride = 1;
+  AtenTensorHandle handle = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(
+      aoti_torch__reinterpret_tensor(whole.get(), 1, &size, &stride, first, &handle));
+  return Tensor(handle);
+}
+
+// Vectors that live and die together, in one allocation.
+std::vector<Tensor> cut(const Tensor& like, const std::vector<int64_t>& sizes, ScalarType type) {
+  const auto padded = [](int64_t size) { return (size + 31) / 32 * 32; };  // to begin aligned
+  int64_t total = 0;
+  for (const int64_t size : sizes) total += padded(size);
+  const Tensor whole = fast_empty(like, {total}, type);
+  std::vector<Tensor> pieces;
+  int64_t first = 0;
+  for (const int64_t size : sizes) {
+    pieces.push_back(piece(whole, first, size));
+    first += padded(size);
+  }
+  return pieces;
+}
+
+// Still without col, perm and scratch.
+cuda::Grouping grouping_of(const Tensor& key, const Tensor& other, Tensor& rowptr) {
+  cuda::Grouping p{key.scalar_type() == ScalarType::Long};
   p.key = key.const_data_ptr();
   p.other = other.const_data_ptr();
-  launch.check("group", cuda::group_bytes(p, &p.scratch_bytes));
-  Tensor rowptr = fast_empty(key, {rows + 1}, type);
-  Tensor col = fast_empty(key, {p.edges}, type), perm = fast_empty(key, {p.edges}, type);
-  // Freed at the end of this call, and reused in stream order only.
-  Tensor scratch = fast_empty(key, {p.scratch_bytes / 4 + 1}, ScalarType::Int);
+  p.edges = key.size(0);
+  p.rows = rowptr.size(0) - 1;
   p.rowptr = rowptr.mutable_data_ptr();
-  p.col = col.mutable_data_ptr();
-  p.perm = perm.mutable_data_ptr();
+  return p;
+}
+
+void group(cuda::Grouping& p, const Tensor& like, const Launch& launch) {
+  launch.check("group", cuda::group_bytes(p, &p.scratch_bytes));
+  // Freed at the end of this call, and reused in stream order only.
+  Tensor scratch = fast_empty(like, {p.scratch_bytes / 8 + 1}, ScalarType::Long);
   p.scratch = scratch.mutable_data_ptr();
   launch.check("group", cuda::group(p, launch.stream()));
-  return {rowptr, col, perm};
 }
 
 std::tuple<int64_t, Tensor, Tensor, Tensor, Tensor, OptionalTensor> from_coo(
@@ -394,7 +415,12 @@ std::tuple<int64_t, Tensor, Tensor, Tensor, Tensor, OptionalTensor> from_coo(
   const int64_t edges = dst.size(0);
   const Launch launch(dst);
   Tensor own_dst = fast_empty(dst, {edges}, type), own_src = fast_empty(dst, {edges}, type);
-  Tensor fact = fast_empty(dst, {1}, ScalarType::Long);
+  Tensor rowptr = fast_empty(dst, {num_dst + 1}, type);
+  cuda::Grouping grouping = grouping_of(own_dst, own_src, rowptr);
+  const bool counted = cuda::can_count(grouping);
+  Tensor scratch =
+      fast_empty(dst, {counted ? cuda::counting_bytes(grouping) / 8 + 1 : 1}, ScalarType::Long);
+  grouping.scratch = scratch.mutable_data_ptr();
   cuda::CheckCoo p{dst.scalar_type() == ScalarType::Long, wide};
   p.dst = dst.const_data_ptr();
   p.src = src.const_data_ptr();
@@ -405,24 +431,40 @@ std::tuple<int64_t, Tensor, Tensor, Tensor, Tensor, OptionalTensor> from_coo(
   p.num_src = num_src;
   p.own_dst = own_dst.mutable_data_ptr();
   p.own_src = own_src.mutable_data_ptr();
-  p.fact = fact.mutable_data_ptr();
+  p.fact = grouping.scratch;
+  p.grouping = counted ? &grouping : nullptr;
   launch.check("from_coo", cuda::check_coo(p, launch.stream()));
-  const cuda::CooFacts facts = cuda::read_fact(item(fact));
+  const cuda::CooFacts facts = cuda::read_fact(item(piece(scratch, 0, 1)));
   if (facts.first_bad >= 0) return {facts.first_bad, own_dst, own_src, own_dst, own_src, {}};
-  if (!facts.sorted) {
-    const auto [rowptr, col, perm] = group(own_dst, own_src, num_dst, launch);
-    return {-1, own_dst, own_src, rowptr, col, perm};
+  if (facts.sorted) {
+    if (!counted) {
+      launch.check("from_coo", cuda::find_rowptr(wide, p.own_dst, edges, num_dst, grouping.rowptr,
+                                                 launch.stream()));
+    }
+    return {-1, own_dst, own_src, rowptr, own_src, {}};
   }
-  Tensor rowptr = fast_empty(dst, {num_dst + 1}, type);
-  launch.check("from_coo", cuda::find_rowptr(wide, p.own_dst, edges, num_dst,
-                                             rowptr.mutable_data_ptr(), launch.stream()));
-  return {-1, own_dst, own_src, rowptr, own_src, {}};
+  std::vector<Tensor> sorted = cut(dst, {edges, edges}, type);
+  grouping.col = sorted[0].mutable_data_ptr();
+  grouping.perm = sorted[1].mutable_data_ptr();
+  if (counted) {
+    launch.check("from_coo", cuda::finish_grouping(grouping, launch.stream()));
+  } else {
+    group(grouping, dst, launch);
+  }
+  return {-1, own_dst, own_src, rowptr, sorted[0], sorted[1]};
 }
 
 std::tuple<Tensor, Tensor, Tensor> transpose(const Tensor& dst, const Tensor& src,
                                              int64_t num_src) {
   check_transpose(dst, src, num_src);
-  return group(src, dst, num_src, Launch(dst));
+  const Launch launch(dst);
+  const int64_t edges = dst.size(0);
+  std::vector<Tensor> csr = cut(dst, {num_src + 1, edges, edges}, dst.scalar_type());
+  cuda::Grouping grouping = grouping_of(src, dst, csr[0]);
+  grouping.col = csr[1].mutable_data_ptr();
+  grouping.perm = csr[2].mutable_data_ptr();
+  group(grouping, dst, launch);
+  return {csr[0], csr[1], csr[2]};
 }
 
 bool same_coo(const Tensor& dst, const Tensor& src, const Tensor& own_dst, const Tensor& own_src) {

@@ -6,26 +6,31 @@
 
 namespace gsp::cuda {
 
-// What check_coo leaves behind, one word: the first bad edge, a position below kUnsorted; else all
-// ones, without the bit kUnsorted where dst decreases somewhere.
+// What check_coo leaves behind, one word: the complement of the first bad edge, a position below
+// kUnsorted; else 0, or the bit kUnsorted where dst decreases somewhere.
 using Fact = unsigned long long;
 constexpr Fact kUnsorted = Fact(1) << 62;
 
-// `fact` starts as all ones. The copies of indices that are out of range mean nothing.
+// `fact` starts as 0. The copies of indices that are out of range mean nothing, but are in range
+// themselves. With `count`, zeros, it also does what count_keys does: before the answer is known.
 template <typename Key, typename Index>
 __global__ void __launch_bounds__(kThreads)
     check_coo(const Key* dst, const Key* src, int64_t dst_stride, int64_t src_stride, int64_t edges,
-              int64_t num_dst, int64_t num_src, Index* own_dst, Index* own_src, Fact* fact) {
+              int64_t num_dst, int64_t num_src, Index* own_dst, Index* own_src, Fact* fact,
+              int* count, int* rank) {
   const int64_t step = int64_t(gridDim.x) * kThreads;
   bool falls = false;
   for (int64_t j = int64_t(blockIdx.x) * kThreads + threadIdx.x; j < edges; j += step) {
     const int64_t d = dst[j * dst_stride], s = src[j * src_stride];
-    own_dst[j] = Index(d);
-    own_src[j] = Index(s);
-    if (d < 0 || d >= num_dst || s < 0 || s >= num_src) atomicMin(fact, Fact(j));
+    const bool good = d >= 0 && d < num_dst && s >= 0 && s < num_src;
+    const Index row = good ? Index(d) : Index(0);
+    own_dst[j] = row;
+    own_src[j] = good ? Index(s) : Index(0);
+    if (!good) atomicMax(fact, ~Fact(j));
+    if (count != nullptr) rank[j] = atomicAdd(&count[row], 1);
     falls |= j > 0 && int64_t(dst[(j - 1) * dst_stride]) > d;
   }
-  if (__syncthreads_or(falls) && threadIdx.x == 0) atomicAnd(fact, ~kUnsorted);
+  if (__syncthreads_or(falls) && threadIdx.x == 0) atomicOr(fact, kUnsorted);
 }
 
 // Clears *fact where two vectors differ.

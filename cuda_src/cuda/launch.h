@@ -116,44 +116,6 @@ struct EdgeSoftmax {
 
 cudaError_t edge_softmax(const EdgeSoftmax& p, cudaStream_t stream);
 
-// An edge list that is checked, and copied in the index type. `fact`, one word on the device, is
-// what `read_fact` reads.
-struct CheckCoo {
-  bool wide_key;  // dst and src are int64
-  bool wide_index;
-  const void* dst = nullptr;
-  const void* src = nullptr;
-  int64_t dst_stride = 1, src_stride = 1;
-  int64_t edges = 0, num_dst = 0, num_src = 0;
-  void* own_dst = nullptr;
-  void* own_src = nullptr;
-  void* fact = nullptr;
-};
-
-struct CooFacts {
-  int64_t first_bad;  // or -1
-  bool sorted;        // dst never decreases
-};
-
-cudaError_t check_coo(const CheckCoo& p, cudaStream_t stream);
-CooFacts read_fact(int64_t fact);
-
-// Two vectors of one length; `fact`, one word, becomes 0 where they differ.
-struct Compare {
-  bool wide_a, wide_b;
-  const void* a = nullptr;
-  const void* b = nullptr;
-  int64_t a_stride = 1, b_stride = 1;
-  int64_t size = 0;
-  void* fact = nullptr;
-};
-
-cudaError_t compare(const Compare& p, cudaStream_t stream);
-
-// rowptr [rows + 1] of keys that never decrease.
-cudaError_t find_rowptr(bool wide_index, const void* key, int64_t edges, int64_t rows, void* rowptr,
-                        cudaStream_t stream);
-
 // Edges grouped by `key` (all in [0, rows)), the order within a row kept: rowptr [rows + 1], and
 // for each place in row order which edge it was (perm) and its `other` (col). All of one index
 // type.
@@ -177,6 +139,47 @@ constexpr int64_t kMaxCounted = 1 << 18;  // edges, and rows
 bool can_count(const Grouping& p);
 int64_t counting_bytes(const Grouping& p);
 cudaError_t group_by_counting(const Grouping& p, cudaStream_t stream);
+
+// An edge list that is checked, and copied in the index type. `fact`, one word on the device, is
+// what `read_fact` reads.
+struct CheckCoo {
+  bool wide_key;  // dst and src are int64
+  bool wide_index;
+  const void* dst = nullptr;
+  const void* src = nullptr;
+  int64_t dst_stride = 1, src_stride = 1;
+  int64_t edges = 0, num_dst = 0, num_src = 0;
+  void* own_dst = nullptr;
+  void* own_src = nullptr;
+  void* fact = nullptr;
+  const Grouping* grouping =
+      nullptr;  // by own_dst, to be begun on the way: then fact is its scratch
+};
+
+struct CooFacts {
+  int64_t first_bad;  // or -1
+  bool sorted;        // dst never decreases
+};
+
+cudaError_t check_coo(const CheckCoo& p, cudaStream_t stream);
+CooFacts read_fact(int64_t fact);
+cudaError_t finish_grouping(const Grouping& p, cudaStream_t stream);  // that check_coo has begun
+
+// Two vectors of one length; `fact`, one word, becomes 0 where they differ.
+struct Compare {
+  bool wide_a, wide_b;
+  const void* a = nullptr;
+  const void* b = nullptr;
+  int64_t a_stride = 1, b_stride = 1;
+  int64_t size = 0;
+  void* fact = nullptr;
+};
+
+cudaError_t compare(const Compare& p, cudaStream_t stream);
+
+// rowptr [rows + 1] of keys that never decrease.
+cudaError_t find_rowptr(bool wide_index, const void* key, int64_t edges, int64_t rows, void* rowptr,
+                        cudaStream_t stream);
 
 // Gathers of the rows of x that col names, in that order, with no row structure at all; the limit
 // that products are measured against (speed_of_light.cuh).

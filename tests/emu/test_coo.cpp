@@ -15,6 +15,36 @@ constexpr emu::Order kOrders[] = {emu::Order::kForward, emu::Order::kReverse,
 
 // ---- Checking and copying
 
+// The same check with the grouping begun on the way: whatever the indices, nothing is written
+// elsewhere.
+void check_begun(CheckCoo p, Grouping grouping, const CooFacts& facts) {
+  const auto edges = size_t(p.edges);
+  Buffer<int> rowptr(size_t(p.num_dst + 1), 1, kUnwritten), col(edges), perm(edges);
+  Buffer<int64_t> scratch(size_t(counting_bytes(grouping) + 7) / 8, 1, kUnwritten);
+  grouping.rowptr = rowptr.data();
+  grouping.col = col.data();
+  grouping.perm = perm.data();
+  p.fact = grouping.scratch = scratch.data();
+  p.grouping = &grouping;
+  expect(check_coo(p, nullptr) == cudaSuccess, "check_coo: a launch failed");
+  const CooFacts found = read_fact(scratch[0]);
+  expect(found.first_bad == facts.first_bad, "check_coo of %d, begun: first bad edge %d",
+         int(p.edges), int(found.first_bad));
+  expect(finish_grouping(grouping, nullptr) == cudaSuccess, "finish_grouping: a launch failed");
+  expect(rowptr[p.num_dst] == p.edges, "check_coo of %d, begun: %d counted", int(p.edges),
+         int(rowptr[p.num_dst]));
+  if (facts.first_bad >= 0) return;
+  expect(found.sorted == facts.sorted, "check_coo of %d, begun: sorted is %d", int(p.edges),
+         int(found.sorted));
+  const auto* key = static_cast<const int*>(grouping.key);
+  for (int64_t r = 0; r < p.num_dst; ++r) {
+    for (int i = rowptr[r]; i < rowptr[r + 1]; ++i) {
+      expect(key[perm[i]] == r && (i == rowptr[r] || perm[i - 1] < perm[i]),
+             "check_coo of %d, begun: place %d", int(p.edges), i);
+    }
+  }
+}
+
 template <typename Key, typename Index>
 void check_list(int64_t edges, int64_t stride, std::vector<int64_t> bad, bool sorted) {
   const int64_t num_dst = 50, num_src = 30;
@@ -27,6 +57,7 @@ void check_list(int64_t edges, int64_t stride, std::vector<int64_t> bad, bool so
   if (!sorted) std::swap(dst[(edges / 3) * stride], dst[(edges - 1) * stride]);
   for (size_t i = 0; i < bad.size(); ++i) {  // one above the range, one below it, ...
     src[bad[i] * stride] = i % 2 == 0 ? Key(num_src) : Key(-1);
+    if (i == 2) dst[bad[i] * stride] = std::numeric_limits<Key>::max();
   }
   const int64_t first = bad.empty() ? -1 : *std::min_element(bad.begin(), bad.end());
   for (const emu::Order order : kOrders) {
@@ -43,10 +74,16 @@ void check_list(int64_t edges, int64_t stride, std::vector<int64_t> bad, bool so
     p.own_dst = own_dst.data();
     p.own_src = own_src.data();
     p.fact = fact.data();
+    Grouping grouping{sizeof(Index) == 8};
+    grouping.key = p.own_dst;
+    grouping.other = p.own_src;
+    grouping.edges = edges;
+    grouping.rows = num_dst;
     expect(check_coo(p, nullptr) == cudaSuccess, "check_coo: the launch failed");
     const CooFacts facts = read_fact(fact[0]);
     expect(facts.first_bad == first, "check_coo of %d: first bad edge %d, expected %d", int(edges),
            int(facts.first_bad), int(first));
+    if (can_count(grouping)) check_begun(p, grouping, facts);
     if (first >= 0) continue;
     expect(facts.sorted == sorted, "check_coo of %d: sorted is %d, expected %d", int(edges),
            int(facts.sorted), int(sorted));
@@ -200,6 +237,8 @@ void test_limits() {
   p.edges = 1;
   p.rows = kMaxCounted + 1;
   expect(!can_count(p), "too many rows");
+  p.rows = 0;
+  expect(!can_count(p), "no rows");
   p.rows = 1;
   p.wide_index = true;
   expect(!can_count(p), "64-bit indices");
