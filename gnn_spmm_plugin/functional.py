@@ -209,21 +209,18 @@ class _Linear(torch.autograd.Function):
         mean: str | None,
         plan: Plan | None,
     ) -> Tensor:
-        ctx.form = core, flipped, mean, weight is not None, plan is not None and plan.mode == "warm"
+        ctx.form = core, flipped, mean, weight is not None
         if weight is not None:
             ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
         return _linear_raw(core, flipped, x, weight, mean, plan)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        core, flipped, mean, weighted, warm = ctx.form
+        core, flipped, mean, weighted = ctx.form
         saved: Any = ctx.saved_tensors if weighted else (None, None)
         x, weight = saved
         grad_x = grad_weight = None
         if ctx.needs_input_grad[0]:
-            if warm and not torch.compiler.is_compiling():  # a graph worth a plan in one direction is in both
-                half = core.half(not flipped)
-                half.uses = max(half.uses, WARM_AFTER - 1)
             other = {"rows": "cols", "cols": "rows", None: None}[mean]
             grad_x = _linear(core, not flipped, grad, weight, other)
         if ctx.needs_input_grad[1]:

@@ -150,12 +150,13 @@ class Derived:
 class Core:
     """What a `Graph` and its transpose share. It holds no `Graph`, so reference counting frees it."""
 
-    __slots__ = ("__weakref__", "csr", "derived", "device", "lock", "num_edges", "transpose")
+    __slots__ = ("__weakref__", "csr", "derived", "device", "lock", "num_edges", "transpose", "warm")
 
     def __init__(self, csr: Csr) -> None:
         self.csr = csr
         self.transpose: Csr | None = None
         self.derived = Derived()
+        self.warm = False  # whether a plan was prepared for one direction: the other's uses need not add up
         self.num_edges = csr.col.shape[0]
         self.device = csr.col.device
         self.lock = threading.Lock()

@@ -168,12 +168,14 @@ def _pcsr(csr: Csr, kernel: Kernel, width: int, dtype: torch.dtype, schedule: st
 def default_plan(core: Core, csr: Csr) -> Plan:
     """The plan of a call that asks for nothing special: cold at first, warm from use `WARM_AFTER` on.
 
+    A graph that a plan was prepared for in one direction is worth one in both: then it is warm from the next use on.
     Under ``torch.use_deterministic_algorithms(True)`` it is warm from the first use on, or stays what it was then.
     """
     current: Plan | None = csr.plan
     # An upgrade may change last digits. Whoever asks torch for determinism keeps the plan of the first use.
     pinned = torch.are_deterministic_algorithms_enabled()
-    if current is not None and (current.mode == "warm" or csr.uses < WARM_AFTER - 1 or pinned):
+    ripe = core.warm or csr.uses >= WARM_AFTER - 1
+    if current is not None and (current.mode == "warm" or pinned or not ripe):
         csr.uses += 1
         return current
     mode = env("GSP_MODE") or "auto"
@@ -181,7 +183,7 @@ def default_plan(core: Core, csr: Csr) -> Plan:
     kernel = for_device(core.device, env("GSP_KERNEL"))
     _check_mode(kernel, mode)
     early = mode == "cold" or capturing(core.device)
-    early |= mode == "auto" and csr.uses < WARM_AFTER - 1 and not pinned
+    early |= mode == "auto" and not (ripe or pinned)
     if early and kernel.name != "pcsr":
         if current is None:
             current = _cold(csr, kernel, f"use {csr.uses + 1}; warm from use {WARM_AFTER} on")
@@ -189,6 +191,7 @@ def default_plan(core: Core, csr: Csr) -> Plan:
     else:
         current = _build(csr, kernel)
         csr.plan = current
+        core.warm = True
     csr.uses += 1
     return current
 
@@ -299,6 +302,7 @@ def plan(
                 shared = _cold(csr, chosen, "as asked")
             else:
                 shared = _build(csr, chosen, width, dtype, schedule)
+                graph._core.warm = True
             kept[prepared] = shared
         made = kept[key] = replace(shared, request=request, reasons=shared.reasons + why)
     return made
