@@ -193,6 +193,10 @@ def _sum_raw(
     if p.pcsr is not None:
         return p.pcsr.product(csr.rowptr, weight, x, src_scale, dst_scale, mean, *end)
     w = None if weight is None else csr.in_row_order(weight)
+    if p.items is not None and w is None and src_scale is not None and src_scale.dtype == x.dtype:
+        # The same bits, but read in order instead of gathered by column. (Half features would round it.)
+        w = csr.scale_in_row_order(src_scale)
+        src_scale = src_scale if w is None else None
     out: Tensor = _native.spmm(csr.rowptr, csr.col, w, x, src_scale, dst_scale, p.items, p.config, mean, *end)
     return out
 

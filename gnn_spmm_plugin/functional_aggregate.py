@@ -49,7 +49,8 @@ def aggregate(
     """``relu(dst_scale * reduce(weight * src_scale * x) + self_scale * self_x + bias)``, each part where it is given.
 
     Accumulated in float32 at least and rounded once. Differentiable by `x`, `weight`, `self_x`, `self_scale` and
-    `bias`, any number of times; the scales are constants. Nothing of the size of the edges is written.
+    `bias`, any number of times; the scales are constants. Nothing of the size of the edges is written,
+    save that on a GPU a `src_scale` that keeps coming is laid out by edge, once for a large graph.
 
     Args:
         graph: the graph; weights that it carries are not used.
