@@ -30,6 +30,7 @@ counters: dict[str, int] = {
     "memo_hits": 0,  # normalised or looped edge lists of PyG's layers that were not computed again
     "norms_built": 0,  # normalisations of graph convolutions computed
     "weight_permutes": 0,  # edge weights brought into row order
+    "scale_gathers": 0,  # constant scales of source nodes laid out as edge weights
     "fallbacks": 0,  # an integration left an operation to its host
 }
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from . import _native, reference
-from .graph import Core, Csr, Graph, check_weight
+from .graph import Core, Csr, Graph, capturing, check_weight
 from .kernels import DTYPES, REDUCES, check_reduce
 from .plan import POLICIES, WARM_AFTER, Plan, default_plan
 from .plan import plan as make_plan
@@ -189,8 +189,23 @@ def _sum_raw(
     if p.pcsr is not None:
         return p.pcsr.product(csr.rowptr, weight, x, src_scale, dst_scale, mean, *end)
     w = None if weight is None else csr.in_row_order(weight)
+    warm = p.items is not None or (p.mode == "warm" and x.is_cuda)
+    if warm and w is None and src_scale is not None and src_scale.dtype == x.dtype:
+        # The same bits, but read in order instead of gathered by column. (Half features would round it.)
+        w = csr.scale_in_row_order(src_scale)
+        src_scale = src_scale if w is None else None
     out: Tensor = _native.spmm(csr.rowptr, csr.col, w, x, src_scale, dst_scale, p.items, p.config, mean, *end)
     return out
+
+
+#: Edges up to which a GPU transposes a graph by counting: a few launches, so it is the host's time that counts.
+_QUICK_TRANSPOSE = 1 << 18
+
+
+def _prepare_backward(core: Core) -> None:
+    """Makes the transposed graph in the forward's thread: that of a backward has to fetch all that it takes."""
+    if not (torch.compiler.is_compiling() or capturing(core.device)):
+        core.half(True)
 
 
 _TRANSPOSED = {"rows": "cols", "cols": "rows", None: None}  # which mean the gradient of one takes
@@ -208,21 +223,20 @@ class _Linear(torch.autograd.Function):
         mean: str | None,
         plan: Plan | None,
     ) -> Tensor:
-        ctx.form = core, flipped, mean, weight is not None, plan is not None and plan.mode == "warm"
+        ctx.form = core, flipped, mean, weight is not None
         if weight is not None:
             ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
+        if core.transpose is None and core.num_edges <= _QUICK_TRANSPOSE and x.is_cuda and ctx.needs_input_grad[0]:
+            _prepare_backward(core)
         return _linear_raw(core, flipped, x, weight, mean, plan)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        core, flipped, mean, weighted, warm = ctx.form
+        core, flipped, mean, weighted = ctx.form
         saved: Any = ctx.saved_tensors if weighted else (None, None)
         x, weight = saved
         grad_x = grad_weight = None
         if ctx.needs_input_grad[0]:
-            if warm and not torch.compiler.is_compiling():  # a graph worth a plan in one direction is in both
-                half = core.half(not flipped)
-                half.uses = max(half.uses, WARM_AFTER - 1)
             grad_x = _linear(core, not flipped, grad, weight, _TRANSPOSED[mean])
         if ctx.needs_input_grad[1]:
             if mean is not None:  # the count belongs to the rows of one side; scale that side

@@ -24,39 +24,66 @@ _INDEX_DTYPES = (torch.int32, torch.int64)
 
 
 class KeptWeight:
-    """A weight tensor in the order in which a kernel reads it; one at a time.
+    """A weight for each edge, in the order in which a kernel reads it; one at a time.
 
-    A constant weight is permuted once and kept until it changes or dies; a weight that needs a gradient changes with
-    every step, so nothing of it is kept. As for implicit graphs, what is kept is compared on the CPU, where writes
+    It is gathered from a constant tensor once, and kept until that changes or dies; one that needs a gradient changes
+    with every step, so nothing of it is kept. As for implicit graphs, what is kept is compared on the CPU, where writes
     through NumPy pass by the version counter, and on CUDA only under ``GSP_LOG=verify``.
     """
 
-    __slots__ = ("_entry", "pinned")
+    __slots__ = ("_entry", "_no_room", "pinned")
 
     def __init__(self) -> None:
-        # (weak reference to the caller's weight, its state, the copy in our order, one in the caller's to compare)
-        self._entry: tuple[weakref.ref[Tensor], Any, Tensor, Tensor | None] | None = None
+        # (weak reference to what was given last, its state, what was gathered from it, a copy to compare it with)
+        self._entry: tuple[weakref.ref[Tensor], Any, Tensor | None, Tensor | None] | None = None
+        self._no_room = False  # for a copy that can be done without
         self.pinned: list[Tensor] = []  # read by a captured CUDA graph: never freed before the graph
 
     def permuted(self, weight: Tensor, index: Tensor) -> Tensor:
         """``weight[index]``; `index` is always the same."""
         if torch.compiler.is_compiling():
             return weight.index_select(0, index)
-        in_capture = capturing(weight.device)
-        cacheable = not (weight.requires_grad or weight.is_inference() or _is_wrapped(weight))
-        compare = not weight.is_cuda or (verify_always() and not in_capture)
-        if cacheable and self._entry is not None:
-            ref, then, kept, original = self._entry
-            same = ref() is weight and then == state(weight)
-            if same and (not compare or (original is not None and unchanged(original, weight))):
-                if in_capture:
-                    self.pinned.append(kept)
-                return kept
-        counters["weight_permutes"] += 1
-        kept = weight.index_select(0, index)
-        if cacheable and not in_capture:  # what a capture allocates belongs to its CUDA graph
-            self._entry = (weakref.ref(weight), state(weight), kept, weight.clone() if compare else None)
+        _, kept = self._find(weight)
+        if kept is None:
+            counters["weight_permutes"] += 1
+            kept = weight.index_select(0, index)
+            self._keep(weight, kept)
         return kept
+
+    def recurring(self, scale: Tensor, index: Tensor) -> Tensor | None:
+        """``scale[index]``, from the second time in a row on; None before: it may change with every call."""
+        if torch.compiler.is_compiling() or self._no_room:
+            return None
+        known, kept = self._find(scale)
+        if kept is None and not capturing(scale.device):
+            if known:
+                try:
+                    kept = scale.index_select(0, index)
+                    counters["scale_gathers"] += 1
+                except torch.OutOfMemoryError:
+                    self._no_room = True
+            self._keep(scale, kept)
+        return kept
+
+    def _find(self, t: Tensor) -> tuple[bool, Tensor | None]:
+        """Whether `t` is what was given last, as it was then, and what was gathered from it, if anything."""
+        if self._entry is None:
+            return False, None
+        ref, then, kept, original = self._entry
+        if ref() is not t or not _is_cacheable(t) or then != state(t):
+            return False, None
+        in_capture = capturing(t.device)
+        compare = not t.is_cuda or (verify_always() and not in_capture)
+        if compare and (original is None or not unchanged(original, t)):
+            return False, None
+        if in_capture and kept is not None:
+            self.pinned.append(kept)
+        return True, kept
+
+    def _keep(self, t: Tensor, kept: Tensor | None) -> None:
+        if _is_cacheable(t) and not capturing(t.device):  # what a capture allocates belongs to its CUDA graph
+            compare = not t.is_cuda or verify_always()
+            self._entry = weakref.ref(t), state(t), kept, t.clone() if compare else None
 
 
 class Csr:
@@ -74,6 +101,7 @@ class Csr:
     __slots__ = (
         "__weakref__",
         "_inverse_degree",
+        "_scales",
         "_weights",
         "col",
         "coo",
@@ -95,6 +123,7 @@ class Csr:
         self.plans: dict[Any, Any] = {}  # the others, by what was asked for
         self.uses = 0  # calls so far, until the default plan is upgraded
         self._inverse_degree: dict[torch.dtype, Tensor] = {}
+        self._scales = KeptWeight()
         self._weights = KeptWeight()
 
     def degree(self) -> Tensor:
@@ -120,6 +149,10 @@ class Csr:
         if self.perm is None:
             return weight.contiguous()
         return self._weights.permuted(weight, self.perm)
+
+    def scale_in_row_order(self, scale: Tensor) -> Tensor | None:
+        """`scale` ([num_cols]) of each entry's column, in row order; None unless it seems to be constant."""
+        return self._scales.recurring(scale, self.col)
 
     def pin(self, *tensors: Tensor | None) -> None:
         """Keeps what a captured CUDA graph reads for as long as this lives."""
@@ -150,12 +183,13 @@ class Derived:
 class Core:
     """What a `Graph` and its transpose share. It holds no `Graph`, so reference counting frees it."""
 
-    __slots__ = ("__weakref__", "csr", "derived", "device", "lock", "num_edges", "transpose")
+    __slots__ = ("__weakref__", "csr", "derived", "device", "lock", "num_edges", "transpose", "warm")
 
     def __init__(self, csr: Csr) -> None:
         self.csr = csr
         self.transpose: Csr | None = None
         self.derived = Derived()
+        self.warm = False  # whether a plan was prepared for one direction: the other's uses need not add up
         self.num_edges = csr.col.shape[0]
         self.device = csr.col.device
         self.lock = threading.Lock()
@@ -181,10 +215,11 @@ class Core:
         return self.transpose
 
 
-def _is_wrapped(t: Tensor) -> bool:
-    """Whether vmap, or another transform, stands between a tensor and its memory; such a one is no other step's."""
+def _is_cacheable(t: Tensor) -> bool:
+    """Whether another value of `t` would show, and no vmap or other transform stands between it and its memory."""
     functorch = torch._C._functorch
-    return functorch.is_functorch_wrapped_tensor(t) or functorch.is_legacy_batchedtensor(t)
+    wrapped = functorch.is_functorch_wrapped_tensor(t) or functorch.is_legacy_batchedtensor(t)
+    return not (t.requires_grad or t.is_inference() or wrapped)
 
 
 def state(t: Tensor) -> Any:

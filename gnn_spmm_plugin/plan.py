@@ -40,8 +40,7 @@ SHORT_ROWS = 8
 
 
 def _lengths(num_rows: int, num_edges: int) -> tuple[int, int]:
-    """(long row, chunk) of a cold plan: a row of which a lane group would have more than the first gets a block to
-    itself, a chunk at a time.
+    """(long row, chunk) of a cold plan: a row of more edges for a lane group gets a block, a chunk at a time.
 
     A lane group sweeps a row of n edges as a chain of n / 4 dependent gathers of about 0.5 us; a block has 8 to 64
     groups. Where there are rows enough to fill a GPU, only those far above the average need more hands; a small graph
@@ -190,19 +189,21 @@ def _pcsr(csr: Csr, kernel: Kernel, width: int, dtype: torch.dtype, schedule: st
 def default_plan(core: Core, csr: Csr) -> Plan:
     """The plan of a call that asks for nothing special: cold at first, warm from use `WARM_AFTER` on.
 
+    A graph that a plan was prepared for in one direction is worth one in both: then it is warm from the next use on.
     Under ``torch.use_deterministic_algorithms(True)`` it is warm from the first use on, or stays what it was then.
     """
     current: Plan | None = csr.plan
     # An upgrade may change last digits. Whoever asks torch for determinism keeps the plan of the first use.
     pinned = torch.are_deterministic_algorithms_enabled()
-    if current is not None and (current.mode == "warm" or csr.uses < WARM_AFTER - 1 or pinned):
+    ripe = core.warm or csr.uses >= WARM_AFTER - 1
+    if current is not None and (current.mode == "warm" or pinned or not ripe):
         csr.uses += 1
         return current
     mode = env("GSP_MODE") or "auto"
     _check_choice("GSP_MODE", mode, MODES)
     kernel = for_device(core.device, env("GSP_KERNEL"))
     _check_mode(kernel, mode)
-    early = mode == "cold" or (mode == "auto" and csr.uses < WARM_AFTER - 1 and not pinned)
+    early = mode == "cold" or (mode == "auto" and not (ripe or pinned))
     if kernel.name != "pcsr" and (early or capturing(core.device)):
         if current is None:
             current = _cold(csr, kernel, f"use {csr.uses + 1}; warm from use {WARM_AFTER} on")
@@ -210,6 +211,7 @@ def default_plan(core: Core, csr: Csr) -> Plan:
     else:
         current = _build(csr, kernel)
         csr.plan = current
+        core.warm = True
     csr.uses += 1
     return current
 
@@ -320,6 +322,7 @@ def plan(
                 shared = _cold(csr, chosen, "as asked")
             else:
                 shared = _build(csr, chosen, width, dtype, schedule)
+                graph._core.warm = True
             kept[prepared] = shared
         made = kept[key] = replace(shared, request=request, reasons=shared.reasons + why)
     return made

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from checks import same_bits
 from strategies import NAMED, Edges, values
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -14,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import gnn_spmm_plugin as gsp
 from gnn_spmm_plugin import _native, reference
 from gnn_spmm_plugin.functional_aggregate import aggregate
+from gnn_spmm_plugin.plan import SMALL_EDGES
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 NAMES = ("shuffled", "bipartite", "wide", "hub", "self_loops", "one_edge", "no_edges", "no_nodes")
@@ -229,6 +234,171 @@ def test_functional_transforms(device: str) -> None:
     assert torch.allclose(grad, x.grad)
     stacked = torch.stack([p["x"], p["x"] * 2])
     assert torch.allclose(torch.vmap(fn)(stacked), torch.stack([fn(t) for t in stacked]))
+
+
+# ---------------------------------------------------------------------- scales laid out as edge weights
+
+
+def large(device: str) -> gsp.Graph:
+    """A graph whose plans list items; the CPU has none and reads none: there, a list that is empty."""
+    edge_index = torch.randint(500, (2, SMALL_EDGES), generator=torch.Generator().manual_seed(0))
+    g = gsp.Graph.from_edge_index(edge_index.to(device), 500)
+    for half, csr in ((g, g._csr), (g.T, g._csr_t)):
+        plan = gsp.plan(half, 8)
+        assert (plan.items is None) == (device == "cpu")
+        csr.plan = plan if plan.items is not None else replace(plan, items=torch.empty(0, dtype=torch.int32))
+    return g
+
+
+def scale_of(device: str, dtype: torch.dtype = torch.float32) -> Tensor:
+    return values((500,), dtype, 3, device=device).abs()
+
+
+def gathers(run: Callable[[], object]) -> int:
+    before = gsp.stats()["scale_gathers"]
+    run()
+    return gsp.stats()["scale_gathers"] - before
+
+
+def expected(g: gsp.Graph, x: Tensor, scale: Tensor, weight: Tensor | None = None) -> Tensor:
+    return reference.spmm(g, x.double() * scale.double()[:, None], None if weight is None else weight.double())[0]
+
+
+@pytest.mark.parametrize("flag", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_constant_scales_are_laid_out_at_their_second_use(device: str, dtype: torch.dtype, flag: bool) -> None:
+    """Once for each direction, and with the same bits as before, so that torch's flag need not ask for less."""
+    g, scale = large(device), scale_of(device, dtype)
+    x = values((500, 8), dtype, 1, device=device).requires_grad_()
+    grad = values((500, 8), dtype, 2, device=device)
+
+    def step() -> list[Tensor]:
+        out = aggregate(g, x, src_scale=scale, dst_scale=scale, self_x=x, self_scale=scale)
+        return [out.detach(), *torch.autograd.grad(out, x, grad)]
+
+    torch.use_deterministic_algorithms(flag)
+    try:
+        results: list[list[Tensor]] = []
+        assert [gathers(lambda: results.append(step())) for _ in range(4)] == [0, 2, 0, 0]
+        for other in results[1:]:
+            assert all(same_bits(a, b) for a, b in zip(results[0], other, strict=True))
+        calls, permutes = _native.kernel_calls(), gsp.stats()["weight_permutes"]
+        with Sizes() as sizes:
+            step()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert _native.kernel_calls() == calls + 2 and gsp.stats()["weight_permutes"] == permutes
+    assert max(n for _, n in sizes.made) < g.num_edges, sizes.made
+    want = expected(g, x, scale) * scale[:, None] + x * scale[:, None]
+    assert torch.allclose(results[0][0].double(), want, rtol=1e-4, atol=1e-3)
+
+
+def test_the_backward_of_a_mean_has_its_counts_laid_out(device: str) -> None:
+    g = large(device)
+    x = values((500, 8), torch.float32, 1, device=device).requires_grad_()
+    grad = values((500, 8), torch.float32, 2, device=device)
+    results: list[Tensor] = []
+
+    def step() -> None:
+        results.extend(torch.autograd.grad(gsp.spmm(g, x, reduce="mean"), x, grad))
+
+    assert [gathers(step) for _ in range(4)] == [0, 1, 0, 0]
+    assert all(same_bits(results[0], other) for other in results[1:])
+    assert torch.allclose(results[0], reference.spmm(g.T, grad / g.in_degree()[:, None])[0], atol=1e-4)
+
+
+def test_scales_that_change_are_not_laid_out(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not a new one at each call, nor two in turn; one that was is not used as it was, however it changes."""
+    g = large(device)
+    x = values((500, 8), torch.float32, 1, device=device)
+
+    def check(scale: Tensor) -> None:
+        out = aggregate(g, x, src_scale=scale)
+        assert torch.allclose(out.double(), expected(g, x, scale), rtol=1e-4, atol=1e-3)
+
+    assert gathers(lambda: [check(torch.rand(500, device=device)) for _ in range(20)]) == 0
+    one, other = torch.rand(500, device=device), torch.rand(500, device=device)
+    assert gathers(lambda: [check(s) for s in (one, other, one, other, one)]) == 0
+    assert gathers(lambda: [check(s) for s in (other, one, one, one)]) == 1
+    monkeypatch.setenv("GSP_LOG", "verify")  # or what passes by the version counter goes unseen on CUDA
+    check(other)
+    for edit in (
+        lambda: other.mul_(2),
+        lambda: other[3:7].zero_(),
+        lambda: other.set_(torch.rand(500, device=device)),
+        lambda: setattr(other, "data", torch.rand(500, device=device)),
+        lambda: other.data.mul_(3),
+        *([lambda: other.numpy().__setitem__(7, 50.0)] if device == "cpu" else []),
+    ):
+        assert gathers(lambda: [check(other) for _ in range(3)]) == 1
+        edit()
+        assert gathers(lambda: check(other)) == 0
+
+
+def test_scales_that_stay_by_column(device: str) -> None:
+    """Beside weights; of features that weights would be rounded to; what does not say when it changes; where it is
+    not worth it, or is compiled."""
+    g, scale = large(device), scale_of(device)
+    x = values((500, 8), torch.float32, 1, device=device)
+    weight = values((g.num_edges,), torch.float32, 2, device=device)
+    small = NAMED["shuffled"].graph(device)
+    with torch.inference_mode():
+        inference = scale_of(device)
+    compiled = torch.compile(lambda x: aggregate(g, x, src_scale=scale), fullgraph=True, backend="aot_eager")
+    for run in (
+        lambda: aggregate(g, x, weight, src_scale=scale),
+        lambda: aggregate(g, x.half(), src_scale=scale),
+        lambda: aggregate(g, x.bfloat16(), src_scale=scale, dtype=torch.float32),
+        lambda: aggregate(g, x, src_scale=inference),
+        lambda: aggregate(g, x, src_scale=scale.double()),  # converted anew at each call
+        lambda: aggregate(small, x[:37], src_scale=scale[:37]),
+        lambda: compiled(x),
+        lambda: torch.func.vmap(lambda x: aggregate(g, x, src_scale=scale))(x.expand(2, 500, 8)),
+    ):
+        assert gathers(lambda run=run: [run() for _ in range(4)]) == 0  # type: ignore[misc]
+    torch._dynamo.reset()
+
+
+def test_scales_laid_out_in_inference_mode_serve_training(device: str) -> None:
+    g, scale = large(device), scale_of(device)
+    x = values((500, 8), torch.float32, 1, device=device)
+    with torch.inference_mode():
+        assert gathers(lambda: [aggregate(g, x, src_scale=scale, dst_scale=scale) for _ in range(3)]) == 1
+    x.requires_grad_()
+    out = aggregate(g, x, src_scale=scale, dst_scale=scale)
+    (first,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    assert torch.isfinite(second).all()
+
+
+def test_no_room_for_scales(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They stay where they are, and are not tried again."""
+    g, scale = large(device), scale_of(device)
+    x = values((500, 8), torch.float32, 1, device=device)
+    tries = []
+
+    def fail(*_: object) -> None:
+        tries.append(1)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "index_select", fail)
+        results = [aggregate(g, x, src_scale=scale) for _ in range(4)]
+    assert len(tries) == 1 and all(same_bits(results[0], r) for r in results)
+    assert gathers(lambda: [aggregate(g, x, src_scale=scale) for _ in range(3)]) == 0
+
+
+def test_scales_and_copies_die_with_the_graph(device: str, no_gc: None) -> None:
+    g, scale = large(device), scale_of(device)
+    for _ in range(3):
+        aggregate(g, values((500, 8), torch.float32, 1, device=device), src_scale=scale)
+    copy = g._csr.scale_in_row_order(scale)
+    assert copy is not None and copy.shape == (g.num_edges,)
+    dead = weakref.ref(scale), weakref.ref(copy), weakref.ref(g._core)
+    del scale
+    assert dead[0]() is None  # a copy keeps no scale
+    del copy, g
+    assert [d() for d in dead] == [None] * 3
 
 
 def test_refuses_what_it_cannot_do() -> None:

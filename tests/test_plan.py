@@ -7,6 +7,8 @@ import itertools
 import math
 import os
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from strategies import DTYPES, NAMED, REDUCES, edges, values
 import gnn_spmm_plugin as gsp
 from gnn_spmm_plugin import _config
 from gnn_spmm_plugin.features import GraphFeatures
+from gnn_spmm_plugin.functional_aggregate import aggregate
 from gnn_spmm_plugin.plan import WARM_AFTER, default_plan
 from gnn_spmm_plugin.schedule import Layout, by_degree, layout_of, list_items
 
@@ -35,7 +38,7 @@ def use(g: gsp.Graph, reduce: str = "sum") -> torch.Tensor:
 
 
 def test_life(device: str) -> None:
-    """Cold first, warm at the second use, the same plan from then on; the transpose has a life of its own."""
+    """Cold first, warm at use `WARM_AFTER`, the same plan from then on, and then for the transpose too."""
     g = NAMED["hub"].graph(device)
     csr = g._csr
     assert csr.plan is None
@@ -51,8 +54,8 @@ def test_life(device: str) -> None:
     assert csr.plan is warm and all(torch.equal(results[0], r) for r in results)
     assert g._core.transpose is None  # inference needs none
     use(g.T)
-    assert g._csr_t.plan.mode == "cold"
-    assert warm.owner() is csr
+    assert g._csr_t.plan.mode == "warm" and g._csr_t.plan.owner() is g._csr_t
+    assert warm.owner() is csr and csr.plan is warm
 
 
 def test_counters(device: str) -> None:
@@ -355,19 +358,62 @@ def test_locality(device: str) -> None:
         assert GraphFeatures.of(g._csr).locality == pytest.approx(expected)
 
 
-def test_backward_is_planned_as_forward(device: str) -> None:
-    """A plan that was asked for, or made in the course of use, has its like for the transposed graph."""
-    for explicit in (True, False):
+def backwards(g: gsp.Graph) -> dict[str, Callable[[Any], Any]]:
+    """Every operator whose backward sweeps over the transposed graph; all but `aggregate` take a plan."""
+    x = values((g.num_src, 5), torch.float32, 1, device=str(g.device)).requires_grad_()
+    weight = values((g.num_edges,), torch.float32, 2, device=str(g.device))
+    return {
+        "sum": lambda plan: gsp.spmm(g, x, plan=plan),
+        "weighted": lambda plan: gsp.spmm(g, x, weight, plan=plan),
+        "mean": lambda plan: gsp.spmm(g, x, reduce="mean", plan=plan),
+        "max": lambda plan: gsp.spmm(g, x, weight, "max", plan=plan),
+        "split": lambda plan: gsp.spmm(g, x, reduce="min", tie="split", plan=plan),
+        "aggregate": lambda plan: aggregate(g, x, weight, self_x=x),
+    }
+
+
+OPERATORS = ("sum", "weighted", "mean", "max", "split", "aggregate")
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_backward_is_planned_as_forward(device: str, name: str) -> None:
+    """Warm plans, asked for or made in the course of use, have their like for the transposed graph; cold ones not."""
+    reduce = {"mean": "mean", "max": "max", "split": "min"}.get(name, "sum")
+    for mode in ("auto", "warm", "cold"):
         g = NAMED["hub"].graph(device)
-        x = values((g.num_src, 5), torch.float32, 1, device=device).requires_grad_()
-        plan = gsp.plan(g, 5) if explicit else None
-        for _ in range(1 if explicit else WARM_AFTER):
-            out = gsp.spmm(g, x, plan=plan)
+        run = backwards(g)[name]
+        plan = None if mode == "auto" else gsp.plan(g, 5, reduce=reduce, mode=mode)
+        for _ in range(WARM_AFTER if mode == "auto" else 1):
+            out = run(plan)
+        before = gsp.stats()["plans_built"]
         out.sum().backward()
-        assert g._csr_t.plan.mode == "warm"
+        assert g._csr_t.plan.mode == ("cold" if mode == "cold" else "warm")
+        # at the first use, none before; a tie counts its winners with the graph's own plan
+        assert gsp.stats()["plans_built"] - before == 1 + (name == "split" and plan is not None)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_a_mini_batch_stays_cold(device: str, name: str) -> None:
     g = NAMED["hub"].graph(device)
-    gsp.spmm(g, x).sum().backward()
-    assert g._csr_t.plan.mode == "cold"
+    run = backwards(g)[name]
+    for _ in range(2):
+        run(None).sum().backward()
+    assert g._csr.plan.mode == g._csr_t.plan.mode == "cold"
+
+
+def test_forward_is_planned_as_backward(device: str) -> None:
+    """The rule knows no forward: each direction warms the other, unless torch's flag pins what there is."""
+    for flag in (False, True):
+        g = NAMED["hub"].graph(device)
+        use(g)
+        for _ in range(WARM_AFTER):
+            use(g.T)
+        torch.use_deterministic_algorithms(flag)
+        try:
+            use(g)
+        finally:
+            torch.use_deterministic_algorithms(False)
+        assert g._csr_t.plan.mode == "warm" and g._csr.plan.mode == ("cold" if flag else "warm")
 
 
 @pytest.mark.parametrize("reduce", ["sum", "max"])

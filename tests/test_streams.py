@@ -11,6 +11,7 @@ from strategies import NAMED, REDUCES, Edges, values
 import gnn_spmm_plugin as gsp
 from gnn_spmm_plugin import cache, reference
 from gnn_spmm_plugin.cache import graph_of
+from gnn_spmm_plugin.functional_aggregate import aggregate
 from gnn_spmm_plugin.plan import WARM_AFTER
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fresh_cache")]
@@ -149,6 +150,29 @@ def test_capture_forward_and_backward(reduce: str, tie: str, name: str, learned:
     garbage = [torch.full((4096,), torch.nan, device="cuda") for _ in range(200)]
     del garbage
     check()
+
+
+@pytest.mark.parametrize("uses", [0, 1, 2])
+def test_capture_of_scales(uses: int) -> None:
+    """A capture lays out no scales, and those that it reads laid out stay for as long as the graph."""
+    e = random_edges(3000, 120_000, 0)
+    g = e.graph("cuda")
+    x = values((3000, 20), torch.float32, 1, device="cuda")
+    scale, other = (torch.rand(3000, device="cuda") for _ in range(2))
+    gsp.plan(g, 20)
+    aggregate(g, x)  # warm
+    want = aggregate(g, x, src_scale=scale.clone())
+    recorded, (out,) = capture(lambda: [aggregate(g, x, src_scale=scale)], uses)
+    before = gsp.stats()["scale_gathers"]
+    for _ in range(3):
+        aggregate(g, x, src_scale=other)  # takes the place of the copy
+    assert gsp.stats()["scale_gathers"] == before + 1
+    garbage = [torch.full((120_000,), torch.nan, device="cuda") for _ in range(20)]
+    del garbage
+    out.zero_()
+    recorded.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(out, want)
 
 
 def test_capture_of_edge_operators() -> None:
