@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .. import _native
-from ..functional import spmm
+from ..functional import _sum_raw, spmm
 from ..graph import Graph
 from ..plan import Plan
 from ..plan import plan as make_plan
@@ -79,9 +79,8 @@ def plan_for(problem: Problem, graph: Graph, kernel: str | None = None) -> Plan:
 
 
 def _normalised(graph: Graph, plan: Plan, x: Tensor, scale: Tensor) -> Tensor:
-    """GCN's ``D^-1/2 A D^-1/2 @ x`` without edge weights; the one place that calls a raw operator."""
-    csr = graph._csr
-    return cast(Tensor, _native.spmm(csr.rowptr, csr.col, None, x, scale, scale, plan.items, plan.config, False))
+    """GCN's ``D^-1/2 A D^-1/2 @ x`` without edge weights, as `aggregate` computes it, but by a plan of choice."""
+    return _sum_raw(graph._csr, plan, x, None, scale, scale, False)
 
 
 #: Settings of `ours:auto`, and where they make sense.
