@@ -202,10 +202,15 @@ def _sum_raw(
 _QUICK_TRANSPOSE = 1 << 18
 
 
-def _prepare_backward(core: Core) -> None:
-    """Makes the transposed graph in the forward's thread: that of a backward has to fetch all that it takes."""
-    if not (torch.compiler.is_compiling() or capturing(core.device)):
-        core.half(True)
+def _prepare_backward(core: Core, flipped: bool) -> tuple[Tensor, Tensor, int] | None:
+    """What `_native.row_sum` takes for the gradient of a sum, or None where that takes more.
+
+    Made in the forward's thread: on a GPU a backward runs in another, to whose core all that it reads has to move.
+    """
+    if torch.compiler.is_compiling() or (core.transpose is None and capturing(core.device)):
+        return None
+    csr, p = _planned(core, flipped, None)
+    return None if p.items is not None or p.pcsr is not None else (csr.rowptr, csr.col, p.lengths)
 
 
 _TRANSPOSED = {"rows": "cols", "cols": "rows", None: None}  # which mean the gradient of one takes
@@ -226,12 +231,17 @@ class _Linear(torch.autograd.Function):
         ctx.form = core, flipped, mean, weight is not None
         if weight is not None:
             ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
-        if core.transpose is None and core.num_edges <= _QUICK_TRANSPOSE and x.is_cuda and ctx.needs_input_grad[0]:
-            _prepare_backward(core)
+        small = x.is_cuda and core.num_edges <= _QUICK_TRANSPOSE
+        prepares = small and weight is None and mean is None and ctx.needs_input_grad[0]
+        ctx.prepared = _prepare_backward(core, not flipped) if prepares else None
         return _linear_raw(core, flipped, x, weight, mean, plan)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
+        if ctx.prepared is not None and not torch.is_grad_enabled():
+            rowptr, col, lengths = ctx.prepared
+            grad_x = _native.row_sum(rowptr, col, grad if grad.is_contiguous() else _rows_first(grad), lengths, False)
+            return grad_x, None, None, None, None, None
         core, flipped, mean, weighted = ctx.form
         saved: Any = ctx.saved_tensors if weighted else (None, None)
         x, weight = saved
