@@ -388,8 +388,10 @@ def test_backward_is_planned_as_forward(device: str, name: str) -> None:
         before = gsp.stats()["plans_built"]
         out.sum().backward()
         assert g._csr_t.plan.mode == ("cold" if mode == "cold" else "warm")
-        # at the first use, none before; a tie counts its winners with the graph's own plan
-        assert gsp.stats()["plans_built"] - before == 1 + (name == "split" and plan is not None)
+        # At the first use, none before; a tie counts its winners with the graph's own plan. The forward of a sum over a
+        # small graph on a GPU has prepared its backward.
+        prepared = name == "sum" and device == "cuda"
+        assert gsp.stats()["plans_built"] - before == (not prepared) + (name == "split" and plan is not None)
 
 
 @pytest.mark.parametrize("name", OPERATORS)
