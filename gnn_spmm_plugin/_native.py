@@ -193,6 +193,8 @@ def _fake_spmm(
     bias: Tensor | None = None,
     relu: bool = False,
     out_dtype: torch.dtype | None = None,
+    stage: Tensor | None = None,
+    sources: int = 0,
 ) -> Tensor:
     return x.new_empty((_rows(rowptr), x.shape[1]), dtype=out_dtype)
 

@@ -194,8 +194,8 @@ def _sum_raw(
         # The same bits, but read in order instead of gathered by column. (Half features would round it.)
         w = csr.scale_in_row_order(src_scale)
         src_scale = src_scale if w is None else None
-    out: Tensor = _native.spmm(csr.rowptr, csr.col, w, x, src_scale, dst_scale, p.items, p.config, mean, *end)
-    return out
+    common = (csr.rowptr, csr.col, w, x, src_scale, dst_scale, p.items, p.config, mean)
+    return _native.spmm(*common, *end, **p.stage)  # type: ignore[no-any-return]
 
 
 #: Edges up to which a GPU transposes a graph by counting: a few launches, so it is the host's time that counts.

@@ -22,7 +22,7 @@ from .features import GraphFeatures
 from .graph import Core, Csr, Graph, _refuse_capture, capturing
 from .kernels import DTYPES, KERNELS, REDUCES, Kernel, check_reduce, for_device
 from .pcsr import Pcsr, prepare
-from .schedule import layout_of, list_items, order_of
+from .schedule import Stage, layout_of, list_items, order_of, stage_of
 
 MODES = ("auto", "cold", "warm")
 POLICIES = ("auto", "paramspmm", "csr")
@@ -63,6 +63,8 @@ class Plan:
         config: integers passed to the kernel: [long row (0: none), chunk, items, split rows, scratch slots, lanes,
             fold, parallel]. The last three say how the threads of a warp share rows and columns; lanes = 0 lets the
             kernel choose by width.
+        stage: what the CUDA kernel for small dense graphs needs besides, by the names of the operator's arguments, see
+            `gnn_spmm_plugin.schedule.stage_of`; empty where there is nothing for it.
         schedule: name of the order of rows.
         features: degree statistics, where the plan looked at them.
         reasons: why this and not another, line by line.
@@ -83,6 +85,7 @@ class Plan:
     schedule: str = "natural"
     request: tuple[int, torch.dtype, str] | None = None
     pcsr: Pcsr | None = field(default=None, repr=False)
+    stage: Stage = field(default_factory=Stage, repr=False)
     lengths: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -90,8 +93,8 @@ class Plan:
 
     def nbytes(self) -> int:
         """Bytes held besides the graph itself."""
-        items = 0 if self.items is None else self.items.numel() * self.items.element_size()
-        return items + (0 if self.pcsr is None else self.pcsr.nbytes())
+        held = [t for t in (self.items, self.stage.get("stage")) if t is not None]
+        return sum(t.numel() * t.element_size() for t in held) + (0 if self.pcsr is None else self.pcsr.nbytes())
 
     def explain(self) -> str:
         """What runs and why, as a short text."""
@@ -141,11 +144,16 @@ def _no_owner() -> None:
     return None
 
 
+def shared_bytes(device: torch.device) -> int:
+    """The most shared memory that a block of threads may have."""
+    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
+
+
 def _warm(csr: Csr, kernel: Kernel, schedule: str | Tensor | None = None) -> Plan:
     counters["plans_built"] += 1
     start = time.perf_counter()
     long_row, chunk = _lengths(csr.num_rows, csr.col.shape[0])
-    items, config, reasons = None, [long_row, chunk, 0, 0, 0, 0, 0, 0], []
+    items, config, stage, reasons = None, [long_row, chunk, 0, 0, 0, 0, 0, 0], Stage(), []
     with torch.no_grad():
         features = GraphFeatures.of(csr)
         name, order = order_of(csr, schedule)
@@ -168,9 +176,12 @@ def _warm(csr: Csr, kernel: Kernel, schedule: str | Tensor | None = None) -> Pla
             )
             if num_split:
                 reasons.append(f"split     {num_split:,} rows into {num_slots:,} pieces, merged in order")
+            if order is None:
+                stage, why = stage_of(csr, features, shared_bytes(csr.col.device))
+                reasons += [f"staged    {why}"] if why else []
     seconds = time.perf_counter() - start
     log.info("plan: %s, %d rows, %d edges, %s", kernel.name, csr.num_rows, csr.col.shape[0], "; ".join(reasons))
-    return Plan(kernel, "warm", weakref.ref(csr), items, config, features, tuple(reasons), seconds, name)
+    return Plan(kernel, "warm", weakref.ref(csr), items, config, features, tuple(reasons), seconds, name, stage=stage)
 
 
 def _pcsr(csr: Csr, kernel: Kernel, width: int, dtype: torch.dtype, schedule: str | Tensor | None) -> Plan:

@@ -57,8 +57,9 @@ Tensor spmm(const Tensor& rowptr, const Tensor& col, const OptionalTensor& weigh
             const OptionalTensor& src_scale, const OptionalTensor& dst_scale, const OptionalTensor&,
             const std::vector<int64_t>&, bool mean, const OptionalTensor& self_x,
             const OptionalTensor& self_scale, const OptionalTensor& bias, bool relu,
-            std::optional<ScalarType> out_dtype) {
+            std::optional<ScalarType> out_dtype, const OptionalTensor& stage, int64_t sources) {
   const Sizes sizes = check_spmm(rowptr, col, weight, x, src_scale, dst_scale);
+  check_stage(stage, sources, sizes, x, rowptr);
   const Result result = check_epilogue(sizes, rowptr, self_x, self_scale, bias, out_dtype);
   Tensor out = fast_empty(x, {sizes.csr.rows, sizes.width}, result.type);
   cpu::Problem p = problem_of(sizes, rowptr, &col, std::nullopt, weight);
@@ -80,7 +81,7 @@ Tensor spmm(const Tensor& rowptr, const Tensor& col, const OptionalTensor& weigh
 }
 
 Tensor row_sum(const Tensor& rowptr, const Tensor& col, const Tensor& x, int64_t, bool mean) {
-  return spmm(rowptr, col, {}, x, {}, {}, {}, {}, mean, {}, {}, {}, false, {});
+  return spmm(rowptr, col, {}, x, {}, {}, {}, {}, mean, {}, {}, {}, false, {}, {}, 0);
 }
 
 std::tuple<Tensor, Tensor> spmm_arg(const Tensor& rowptr, const Tensor& col,

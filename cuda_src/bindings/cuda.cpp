@@ -47,17 +47,18 @@ class Launch {
   cudaStream_t stream_ = nullptr;
 };
 
-int64_t l2_bytes(int device) {
+template <cudaDeviceAttr kAttribute>
+int64_t attribute(int device) {
   static std::atomic<int64_t> known[64];
   const bool listed = device >= 0 && device < 64;
-  int64_t bytes = listed ? known[device].load(std::memory_order_relaxed) : 0;
-  if (bytes == 0) {
+  int64_t found = listed ? known[device].load(std::memory_order_relaxed) : 0;
+  if (found == 0) {
     int value = 0;
-    cudaDeviceGetAttribute(&value, cudaDevAttrL2CacheSize, device);
-    bytes = std::max(value, 1);
-    if (listed) known[device].store(bytes, std::memory_order_relaxed);
+    cudaDeviceGetAttribute(&value, kAttribute, device);
+    found = std::max(value, 1);
+    if (listed) known[device].store(found, std::memory_order_relaxed);
   }
-  return bytes;
+  return found;
 }
 
 // Elements between rows of what is gathered; the kernels have 32 bits for as many bytes.
@@ -103,7 +104,7 @@ cuda::RowSweep sweep_of(const Sizes& sizes, const Tensor& rowptr, const Tensor& 
     p.num_merges = static_cast<int>(config[3]);
     p.num_slots = static_cast<int>(config[4]);
   }
-  p.l2_bytes = l2_bytes(rowptr.get_device_index());
+  p.l2_bytes = attribute<cudaDevAttrL2CacheSize>(rowptr.get_device_index());
   p.cols = x.size(0);
   p.rowptr = rowptr.const_data_ptr();
   p.col = col.const_data_ptr();
@@ -153,12 +154,42 @@ void set_end(cuda::SumEnd& p, const Result& result, Tensor& out, const OptionalT
   p.out_dtype = result.dtype;
 }
 
+// The way by shared memory, where a plan offers it and it does what is asked; else the items do.
+bool run_staged(const cuda::RowSweep& sweep, const OptionalTensor& stage, int64_t blocks,
+                int64_t sources, const Tensor& like) {
+  const bool one_weight = sweep.weight == nullptr || sweep.heads <= 1;
+  if (!stage || sweep.dtype != Dtype::kFloat32 || sweep.wide_index || !one_weight ||
+      sweep.src_scale != nullptr) {
+    return false;
+  }
+  cuda::StagedSpmm p{sweep};
+  p.device = like.get_device_index();
+  p.shared_bytes = static_cast<int>(attribute<cudaDevAttrMaxSharedMemoryPerBlockOptin>(p.device) -
+                                    cuda::kStagedStatic);
+  p.staged = choose_staged(p.rows, p.width, blocks, sources,
+                           attribute<cudaDevAttrMultiProcessorCount>(p.device), p.shared_bytes);
+  if (p.staged.team == 0) return false;
+  p.stage = stage->const_data_ptr();
+  p.blocks = static_cast<int>(blocks);
+  p.sources = static_cast<int>(sources);
+  const Launch launch(like);
+  OptionalTensor scratch;  // freed at the end of this call, and reused in stream order only
+  if (p.staged.parts > 1) {
+    scratch = fast_empty(like, {p.staged.parts * p.rows, p.staged.slabs * 32}, ScalarType::Float);
+    p.scratch = scratch->mutable_data_ptr();
+  }
+  launch.check("spmm", cuda::staged_spmm(p, launch.stream()));
+  return true;
+}
+
 Tensor spmm(const Tensor& rowptr, const Tensor& col, const OptionalTensor& weight, const Tensor& x,
             const OptionalTensor& src_scale, const OptionalTensor& dst_scale,
             const OptionalTensor& items, const std::vector<int64_t>& config, bool mean,
             const OptionalTensor& self_x, const OptionalTensor& self_scale,
-            const OptionalTensor& bias, bool relu, std::optional<ScalarType> out_dtype) {
+            const OptionalTensor& bias, bool relu, std::optional<ScalarType> out_dtype,
+            const OptionalTensor& stage, int64_t sources) {
   const Sizes sizes = check_spmm(rowptr, col, weight, x, src_scale, dst_scale);
+  const int64_t blocks = check_stage(stage, sources, sizes, x, rowptr);
   const Result result = check_epilogue(sizes, rowptr, self_x, self_scale, bias, out_dtype);
   Tensor out = fast_empty(x, {sizes.csr.rows, sizes.width}, result.type);
   cuda::RowSweep p = sweep_of(sizes, rowptr, col, std::nullopt, weight, x, items, config);
@@ -166,6 +197,7 @@ Tensor spmm(const Tensor& rowptr, const Tensor& col, const OptionalTensor& weigh
   p.x_stride = row_stride("x", x, sizes);
   p.src_scale = data_or_null(src_scale);
   set_end(p, result, out, dst_scale, mean, self_x, self_scale, bias, relu);
+  if (run_staged(p, stage, blocks, sources, x)) return out;
   run("spmm", cuda::RowOp::kSum, p, sizes, x);
   return out;
 }
@@ -173,7 +205,8 @@ Tensor spmm(const Tensor& rowptr, const Tensor& col, const OptionalTensor& weigh
 Tensor row_sum(const Tensor& rowptr, const Tensor& col, const Tensor& x, int64_t lengths,
                bool mean) {
   return spmm(rowptr, col, {}, x, {}, {}, {},
-              {lengths >> 32, lengths & 0xffffffff, 0, 0, 0, 0, 0, 0}, mean, {}, {}, {}, false, {});
+              {lengths >> 32, lengths & 0xffffffff, 0, 0, 0, 0, 0, 0}, mean, {}, {}, {}, false, {},
+              {}, 0);
 }
 
 Tensor pcsr_spmm(const Tensor& rowptr, const Tensor& ptr, const Tensor& col,

@@ -8,8 +8,8 @@
 // any stride. weight [E] or [E, H], in row order, of x's dtype, contiguous; column f belongs to
 // head f / (F / H). self_x [M, F]: as x. src_scale [N], dst_scale [M], self_scale
 // [M] or [1], bias [F]: float32, or float64 where x is; contiguous. items, config: a
-// plan's data for CUDA; the CPU ignores them. Results are contiguous. Sums are kept in float32
-// (float64 for float64) and rounded once.
+// plan's data for CUDA, as are stage and sources (schedule.py); the CPU ignores them. Results are
+// contiguous. Sums are kept in float32 (float64 for float64) and rounded once.
 #include "common/check.h"
 
 STABLE_TORCH_LIBRARY(gnn_spmm_plugin, m) {
@@ -19,8 +19,8 @@ STABLE_TORCH_LIBRARY(gnn_spmm_plugin, m) {
   m.def(
       "_spmm(Tensor rowptr, Tensor col, Tensor? weight, Tensor x, Tensor? src_scale, "
       "Tensor? dst_scale, Tensor? items, int[] config, bool mean, Tensor? self_x=None, "
-      "Tensor? self_scale=None, Tensor? bias=None, bool relu=False, ScalarType? out_dtype=None) "
-      "-> Tensor");
+      "Tensor? self_scale=None, Tensor? bias=None, bool relu=False, ScalarType? out_dtype=None, "
+      "Tensor? stage=None, int sources=0) -> Tensor");
   // The same of x alone, without items; lengths: the first two numbers of config, 32 bits each.
   // Reading arguments is most of the host time of a small product, so the commonest has few: 1.3 us
   // less.

@@ -198,6 +198,23 @@ inline Sizes check_spmm(const Tensor& rowptr, const Tensor& col, const OptionalT
   return s;
 }
 
+// stage [blocks + 2, rows] of a plan, for blocks of `sources` rows of x; how many blocks, 0 of
+// none.
+inline int64_t check_stage(const OptionalTensor& stage, int64_t sources, const Sizes& s,
+                           const Tensor& x, const Tensor& rowptr) {
+  if (!stage) return 0;
+  STD_TORCH_CHECK(stage->dim() == 2 && stage->size(0) >= 3 && stage->size(1) == s.csr.rows,
+                  "stage has shape ", shape_of(*stage), ", expected [blocks + 2, ", s.csr.rows,
+                  "]");
+  check_dtype("stage", *stage, ScalarType::Int);
+  check_contiguous("stage", *stage);
+  check_same_device("stage", *stage, rowptr);
+  const int64_t blocks = stage->size(0) - 2;
+  STD_TORCH_CHECK(sources >= 1 && sources <= (1 << 16) && x.size(0) <= blocks * sources, "x has ",
+                  x.size(0), " rows, expected at most ", blocks, " blocks of sources = ", sources);
+  return blocks;
+}
+
 struct PcsrSizes : Sizes {
   int64_t pieces;
   int64_t warps, fold, height, slots;  // the configuration

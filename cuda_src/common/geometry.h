@@ -76,4 +76,31 @@ inline Geometry choose_geometry(const Work& w) {
   return g;
 }
 
+// How a sum from staged sources is spread over blocks of threads, which have a multiprocessor each:
+// `team` of them share a slab of 32 columns and a part of the sources, that is one block of
+// sources, or all where parts = 1. No team: it can't be done.
+struct StagedGeometry {
+  int slabs = 0, parts = 1, team = 0;
+  int shared_bytes = 0;
+};
+
+// Measured on an H200: up to 4 slabs it pays to keep each multiprocessor at one block of sources,
+// and to add partial results afterwards. `shared_bytes` is what a block of threads may have,
+// besides a little that it has anyway.
+inline StagedGeometry choose_staged(int64_t rows, int64_t width, int64_t blocks, int64_t sources,
+                                    int64_t multiprocessors, int64_t shared_bytes) {
+  constexpr int64_t kRow = 128;  // bytes of a slab of a source, or of sums
+  const int64_t slabs = (width + 31) / 32, parts = slabs <= 4 ? blocks : 1;
+  const int64_t room = shared_bytes / kRow - sources;  // rows of sums
+  if (rows < 1 || width < 1 || room < (parts > 1 ? 0 : 1)) return {};
+  // The blocks of threads that there are multiprocessors for, or as many times more as the sums of
+  // their rows take to fit in.
+  const int64_t needed = parts > 1 ? 1 : (rows + room - 1) / room;
+  const int64_t waves = (slabs * parts * needed + multiprocessors - 1) / multiprocessors;
+  const int64_t team = std::min(rows, waves * multiprocessors / (slabs * parts));
+  if (slabs * parts * team > INT32_MAX) return {};
+  const int64_t sums = parts > 1 ? 0 : (rows + team - 1) / team;
+  return {int(slabs), int(parts), int(team), int((sources + sums) * kRow)};
+}
+
 }  // namespace gsp

@@ -14,12 +14,18 @@
 
 // The one way a kernel is launched; under the emulation of tests/emu it runs to its end on the CPU.
 #ifdef __CUDACC__
-#define GSP_LAUNCH_BLOCKS(kernel, grid, threads, stream, ...) \
-  kernel<<<grid, threads, 0, stream>>>(__VA_ARGS__)
+#define GSP_LAUNCH_SHARED(kernel, grid, threads, shared, stream, ...) \
+  kernel<<<grid, threads, shared, stream>>>(__VA_ARGS__)
+#define GSP_DYNAMIC_SHARED(T, name)                                    \
+  extern __shared__ __align__(128) unsigned char gsp_dynamic_shared[]; \
+  T* name = reinterpret_cast<T*>(gsp_dynamic_shared)
 #else
-#define GSP_LAUNCH_BLOCKS(kernel, grid, threads, stream, ...) \
-  (void)stream, emu::launch(kernel, dim3(grid), dim3(threads), __VA_ARGS__)
+#define GSP_LAUNCH_SHARED(kernel, grid, threads, shared, stream, ...)                            \
+  (void)stream, emu::launch(kernel, dim3(grid), dim3(threads), emu::SharedBytes{size_t(shared)}, \
+                            __VA_ARGS__)
 #endif
+#define GSP_LAUNCH_BLOCKS(kernel, grid, threads, stream, ...) \
+  GSP_LAUNCH_SHARED(kernel, grid, threads, 0, stream, __VA_ARGS__)
 #define GSP_LAUNCH(kernel, grid, stream, ...) \
   GSP_LAUNCH_BLOCKS(kernel, grid, kThreads, stream, __VA_ARGS__)
 

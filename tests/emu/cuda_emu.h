@@ -8,11 +8,8 @@
 //   emu::launch(some_kernel<float>, dim3(grid), dim3(block), emu::SharedBytes{n}, arg, arg);
 // Compile with -I tests/emu -I tests/emu/include (stand-ins for <cuda_runtime.h>, <cuda_fp16.h>,
 // <cuda_bf16.h>) -I cuda_src. tests/test_emu.py compiles and runs every tests/emu/test_*.cpp like
-// that. Kernels take dynamic shared memory through GSP_DYNAMIC_SHARED(T, name), which device code
-// defines for nvcc as
-//   extern __shared__ __align__(16) unsigned char gsp_dynamic_shared[];
-//   T* name = reinterpret_cast<T*>(gsp_dynamic_shared)
-// where it is not defined yet.
+// that. Kernels take dynamic shared memory through GSP_DYNAMIC_SHARED(T, name), which
+// cuda/device.cuh defines for nvcc.
 // Give kernels buffers of the exact size (`std::vector<T> v(n)`, not one that grew): ASan cannot
 // see an overrun into spare capacity.
 //
@@ -624,6 +621,11 @@ using cudaStream_t = struct CUstream_st*;
 enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1 };
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 inline const char* cudaGetErrorString(cudaError_t) { return "an error"; }
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
+template <typename Kernel>
+cudaError_t cudaFuncSetAttribute(Kernel*, cudaFuncAttribute, int) {
+  return cudaSuccess;
+}
 inline cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t = nullptr) {
   std::memset(to, value, bytes);
   return cudaSuccess;
