@@ -146,7 +146,8 @@ def _no_owner() -> None:
 
 def shared_bytes(device: torch.device) -> int:
     """The most shared memory that a block of threads may have."""
-    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
+    properties = torch.cuda.get_device_properties(device)
+    return int(getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block))
 
 
 def _warm(csr: Csr, kernel: Kernel, schedule: str | Tensor | None = None) -> Plan:

@@ -128,7 +128,7 @@ def stage_of(csr: Csr, f: GraphFeatures, shared: int) -> tuple[Stage, str]:
     ends = torch.arange(blocks + 1, device=order.device).unsqueeze(1)
     cut = torch.searchsorted(key, order * blocks + ends)
     stage = torch.cat([order.unsqueeze(0), cut]).to(torch.int32)
-    how = f"float32 sums by shared memory, {blocks} blocks of {sources:,} sources (measured on an H200)"
+    how = f"float32 sums from shared memory, {sources:,} of {f.num_cols:,} sources at a time (measured on an H200)"
     return Stage(stage=stage, sources=sources), how
 
 

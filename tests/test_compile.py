@@ -30,7 +30,7 @@ def _variants(device: str) -> Iterator[tuple[str, tuple[object, ...]]]:
     base = raw_arguments(device)
     yield from base.items()
     optional = {
-        "spmm": (2, 4, 5, 9, 10, 11, 13),
+        "spmm": (2, 4, 5, 9, 10, 11, 13, 14),
         "row_sum": (),
         "pcsr_spmm": (5, 7, 8, 11, 12, 13, 15),
         "spmm_arg": (2, 3),

@@ -422,8 +422,9 @@ def raw_arguments(device: str) -> dict[str, tuple[object, ...]]:
     split = pcsr.build(csr, pcsr.vectors(csr, 2), pcsr.Config(V=2, S=True), 4)
     arrays = (csr.rowptr, split.ptr, split.col, split.target, split.merges, split.values(w))
     end = (y, scale, bias, True, torch.float16)
+    stage = torch.zeros(3, 37, dtype=torch.int32, device=device)  # not used with weights of two heads
     return {
-        "spmm": (csr.rowptr, csr.col, w, x, scale, scale, *plan, True, *end),
+        "spmm": (csr.rowptr, csr.col, w, x, scale, scale, *plan, True, *end, stage, 37),
         "row_sum": (csr.rowptr, csr.col, x, 128 << 32 | 2048, True),
         "pcsr_spmm": (*arrays, x, scale, scale, [4, 1, 2, split.slots], True, *end),
         "spmm_arg": (csr.rowptr, csr.col, csr.perm, w, x, *plan, False),
