@@ -189,13 +189,12 @@ __global__ void __launch_bounds__(kStagedThreads, 1)
     wait_for_copies();
     __syncthreads();
     if (threadIdx.x == 0) next[(b + 1) & 1] = 0;
-    // By way of shared memory they stay in registers; else every edge reads them from constant
-    // memory.
+    // By way of shared memory they stay in registers, else every edge has to read them anew.
     const void* const volatile* const kept = pointers;
     const auto* const col = static_cast<const int*>(kept[0]);
     const auto* const weight = static_cast<const float*>(kept[1]);
-    // Chunk t of a source is at (column * 128 + here) ^ (t * 16), since `base` is a multiple of
-    // 128.
+    // Chunk q ^ t of a source is at (column * 128 + here) ^ (t * 16): memory begins at a multiple
+    // of 128.
     const unsigned here = shared.base + unsigned(q * 16) - unsigned(b * a.sources) * 128u;
 
     struct Task {
@@ -275,10 +274,11 @@ __global__ void __launch_bounds__(kStagedThreads, 1)
         for (int u = 0; u < d; ++u) add_from(s[u], s[u + d], d);
       }
       add_from(s[0], s[0], 8);
-      if ((lane & 8) != 0 || i >= rows) continue;
-      float4* const to = sums + int64_t(i) * sums_step + (threadIdx.x & 7);
-      if (b != first) add_to(s[0], *to);
-      *to = s[0];
+      if ((lane & 8) == 0 && i < rows) {
+        float4* const to = sums + int64_t(i) * sums_step + q;
+        if (b != first) add_to(s[0], *to);
+        *to = s[0];
+      }
     }
   }
   if (partial) return;
@@ -302,7 +302,7 @@ __global__ void __launch_bounds__(kThreads) staged_fold(const __grid_constant__ 
   float sum[kVec] = {};
 #pragma unroll 4
   for (int b = 0; b < a.blocks; ++b) {
-    const Vec<float, kVec> v = load<float, kVec>(from + b * a.rows * stride);
+    const Vec<float, kVec> v = load<float, kVec>(from + int64_t(b) * a.rows * stride);
 #pragma unroll
     for (int k = 0; k < kVec; ++k) sum[k] += v.v[k];
   }
