@@ -23,7 +23,8 @@ from gnn_spmm_plugin.schedule import Layout, list_items, stage_of
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 WIDTHS = (1, 2, 8, 24, 33, 66, 100, 256, 300)
-GEOMETRIES = ((0, 0, 0), (8, 2, 4), (2, 1, 8))  # chosen; the one with a kernel of its own; many groups
+#: Chosen, which is a warp a row; two vectors a thread; the one with a kernel of its own; many groups.
+GEOMETRIES = ((0, 0, 0), (4, 2, 1), (8, 2, 4), (2, 1, 8))
 LONG_ROW, CHUNK = 8, 32  # small, so that every path is taken on a tiny graph
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
@@ -62,8 +63,9 @@ def main() -> None:
             items, split, slots = list_items(csr, Layout(CHUNK, 4, LONG_ROW))
             listed = [LONG_ROW, CHUNK, len(items) - split, split, slots]
             arrays = [t.long() if wide else t for t in (csr.rowptr, csr.col, csr.perm) if t is not None]
-            plans = [(None, [LONG_ROW, CHUNK, *[0] * 6])]
-            shapes = () if wide else GEOMETRIES if width in (24, 256) else GEOMETRIES[:1]
+            # Rows that blocks share, and rows of any length.
+            plans = [(None, [LONG_ROW, CHUNK, 0, 0, 0, 4, 1, 1]), (None, [0, CHUNK, *[0] * 6])]
+            shapes = () if wide else GEOMETRIES if width in (24, 256) else GEOMETRIES[:2]
             plans += [(items, [*listed, *shape]) for shape in shapes]
             halves.append((arrays, csr.perm, plans))
         (csr, perm, plans), (csr_t, perm_t, plans_t) = halves
