@@ -2,7 +2,7 @@
 
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 1 python tests/sanitize.py
 
-Names of dtypes as arguments pick some. Without torch's caching allocator every tensor is an allocation of its own, so
+Names of dtypes and widths as arguments pick some. Without torch's caching allocator every tensor is an allocation of its own, so
 that an access one element past its end is seen. Results are compared with the plain-torch reference as well. Prints the
 number of kernel calls.
 """
@@ -54,8 +54,10 @@ def main() -> None:
         for height, split, schedule in itertools.product((1, 2), (False, True), (None, torch.randperm(13).cuda()))
     ]
     calls = _native.kernel_calls()
-    dtypes = [t for t in DTYPES if len(sys.argv) == 1 or str(t).removeprefix("torch.") in sys.argv[1:]]
-    for dtype, width, wide in itertools.product(dtypes, WIDTHS, (False, True)):
+    widths = [int(a) for a in sys.argv[1:] if a.isdecimal()] or WIDTHS
+    names = [a for a in sys.argv[1:] if not a.isdecimal()]
+    dtypes = [t for t in DTYPES if not names or str(t).removeprefix("torch.") in names]
+    for dtype, width, wide in itertools.product(dtypes, widths, (False, True)):
         if wide and width not in (1, 33):
             continue  # int64 indices have one instantiation
         halves = []
