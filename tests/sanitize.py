@@ -2,9 +2,9 @@
 
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 1 python tests/sanitize.py
 
-Names of dtypes and widths as arguments pick some. Without torch's caching allocator every tensor is an allocation of its own, so
-that an access one element past its end is seen. Results are compared with the plain-torch reference as well. Prints the
-number of kernel calls.
+Names of dtypes and widths as arguments pick some. Without the caching allocator every tensor is an allocation of its
+own, so that an access one element past its end is seen. Results are compared with the plain-torch reference as well.
+Prints the number of kernel calls.
 """
 
 from __future__ import annotations
