@@ -55,7 +55,7 @@ def stats() -> dict[str, int]:
 
     ``kernel_calls`` is counted where kernels run. ``graphs_built``, ``transposes_built``, ``sorts`` and ``plans_built``
     stop growing while one graph is used again and again; so do ``weight_permutes`` where weights are not learned, and
-    ``scale_gathers``: constant scales of source nodes laid out as edge weights, for large graphs on a GPU.
+    ``scale_gathers``: constant scales of source nodes laid out as edge weights, on a GPU.
     ``plan_hits`` and ``l2_hits`` count finds of a plain ``edge_index``, by identity and by content, ``plan_misses``
     where identity did not do, ``l2_syncs`` comparisons that waited for the GPU, ``memo_hits`` normalisations of PyG
     that were not computed again, ``fallbacks`` operations that were left to PyG.

@@ -50,7 +50,7 @@ def aggregate(
 
     Accumulated in float32 at least and rounded once. Differentiable by `x`, `weight`, `self_x`, `self_scale` and
     `bias`, any number of times; the scales are constants. Nothing of the size of the edges is written,
-    save that on a GPU a `src_scale` that keeps coming is laid out by edge, once for a large graph.
+    save that on a GPU a `src_scale` that keeps coming is laid out by edge, once.
 
     Args:
         graph: the graph; weights that it carries are not used.
