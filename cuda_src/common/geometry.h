@@ -59,7 +59,7 @@ inline Geometry choose_geometry(const Work& w) {
     while (g.lanes > 4 && w.rows * 64 * ((w.vectors + g.lanes - 1) / g.lanes) <= kFill / 4 * 3) {
       g.lanes /= 2;
     }
-  } else if (w.can_fold && g.lanes >= 8) {
+  } else if (w.can_fold && (g.lanes >= 8 || (g.lanes == 4 && degree < 4))) {
     g.fold = 2;
     g.lanes /= 2;
   }
