@@ -306,7 +306,7 @@ def _from_coo(dst: Tensor, src: Tensor, num_dst: int, num_src: int) -> Csr:
         )
     counters["graphs_built"] += 1
     counters["sorts"] += perm is not None
-    csr = Csr(rowptr, col, perm, num_src)
+    csr = Csr(rowptr, own_src if col is None else col, perm, num_src)
     csr.coo = own_dst, own_src
     return csr
 

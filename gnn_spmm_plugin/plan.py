@@ -161,9 +161,7 @@ def _warm(csr: Csr, kernel: Kernel, schedule: str | Tensor | None = None) -> Pla
         if kernel.device != "cuda" or csr.col.dtype != torch.int32:
             name = "natural"
         elif csr.num_rows == 0 or (features.num_edges < SMALL_EDGES and order is None):
-            config[0] = long_row if features.max_degree > long_row else 0
-            how = f"a block shares a row of over {long_row}" if config[0] else f"none of over {long_row}"
-            reasons.append(f"rows      fewer than {SMALL_EDGES:,} edges: straight from the CSR arrays; {how}")
+            reasons.append(f"rows      fewer than {SMALL_EDGES:,} edges: straight from the CSR arrays, as a cold plan")
         elif features.max_degree <= SHORT_ROWS and order is None:
             config[0] = 0
             reasons.append(f"rows      none of over {SHORT_ROWS} edges: straight from the CSR arrays")

@@ -76,6 +76,13 @@ def test_guessed_sizes_that_do_not_fit(device: str, value: int) -> None:
     still_works(device)
 
 
+def test_a_bad_edge_comes_before_an_absurd_size(device: str) -> None:
+    """The size is guessed from the edges: what no memory is enough for is not asked for while one of them is bad."""
+    with pytest.raises(IndexError, match=r"edge 1 \(-1 -> "):
+        gsp.Graph.from_edge_index(torch.tensor([[0, -1], [1, 2**40]], device=device))
+    still_works(device)
+
+
 def test_first_bad_edge_of_many(device: str) -> None:
     """Threads and blocks share the check; the first bad edge is named all the same."""
     edge_index = torch.zeros(2, 1_000_000, dtype=torch.int64)

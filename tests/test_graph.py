@@ -470,7 +470,8 @@ def test_native_building_blocks(device, e, narrow, wide, strided) -> None:  # ty
     src, dst = edge_index.t().contiguous().unbind(1) if strided else edge_index
     bad, own_dst, own_src, rowptr, col, perm = _native.from_coo(dst, src, e.num_dst, e.num_src, wide)
     ordered = bool((e.edge_index[1].diff() >= 0).all())
-    assert bad == -1 and (perm is None) == ordered
+    assert bad == -1 and (perm is None) == (col is None) == ordered
+    col = own_src if col is None else col
     assert torch.equal(own_dst.long(), dst.long()) and torch.equal(own_src.long(), src.long())
     assert {t.dtype for t in (own_dst, own_src, rowptr, col)} == {own_type}
     assert torch.equal(rowptr.diff().long(), torch.bincount(dst, minlength=e.num_dst))

@@ -211,7 +211,7 @@ cpu::Indices indices_of(const Tensor& t) {
   return {t.const_data_ptr(), t.size(0), t.stride(0), t.scalar_type() == ScalarType::Long};
 }
 
-std::tuple<int64_t, Tensor, Tensor, Tensor, Tensor, OptionalTensor> from_coo(
+std::tuple<int64_t, Tensor, Tensor, OptionalTensor, OptionalTensor, OptionalTensor> from_coo(
     const Tensor& dst, const Tensor& src, int64_t num_dst, int64_t num_src, bool wide) {
   check_from_coo(dst, src, num_dst, num_src, wide);
   const ScalarType type = wide ? ScalarType::Long : ScalarType::Int;
@@ -220,12 +220,12 @@ std::tuple<int64_t, Tensor, Tensor, Tensor, Tensor, OptionalTensor> from_coo(
   const cpu::CooFacts facts =
       cpu::check_coo(indices_of(dst), indices_of(src), num_dst, num_src, own_dst.mutable_data_ptr(),
                      own_src.mutable_data_ptr(), wide, parallel_for);
-  if (facts.first_bad >= 0) return {facts.first_bad, own_dst, own_src, own_dst, own_src, {}};
+  if (facts.first_bad >= 0) return {facts.first_bad, own_dst, own_src, {}, {}, {}};
   Tensor rowptr = fast_empty(dst, {num_dst + 1}, type);
   if (facts.sorted) {
     cpu::find_rowptr(own_dst.const_data_ptr(), edges, num_dst, rowptr.mutable_data_ptr(), wide,
                      parallel_for);
-    return {-1, own_dst, own_src, rowptr, own_src, {}};
+    return {-1, own_dst, own_src, rowptr, {}, {}};
   }
   Tensor col = fast_empty(dst, {edges}, type), perm = fast_empty(dst, {edges}, type);
   cpu::group({own_dst.const_data_ptr(), own_src.const_data_ptr(), edges, num_dst, wide,

@@ -396,38 +396,22 @@ Tensor edge_softmax_backward(const Tensor& rowptr, const OptionalTensor& perm, c
                  rowptr, perm, p, &grad);
 }
 
-// Part of a vector, in the same memory: costs a tenth of an allocation.
-Tensor piece(const Tensor& whole, int64_t first, int64_t size) {
-  const int64_t stride = 1;
+// The first element of a vector, in the same memory.
+Tensor first_of(const Tensor& vector) {
+  const int64_t one = 1;
   AtenTensorHandle handle = nullptr;
   STABLE_TORCH_ERROR_CODE_CHECK(
-      aoti_torch__reinterpret_tensor(whole.get(), 1, &size, &stride, first, &handle));
+      aoti_torch__reinterpret_tensor(vector.get(), 1, &one, &one, 0, &handle));
   return Tensor(handle);
 }
 
-// Vectors that live and die together, in one allocation.
-std::vector<Tensor> cut(const Tensor& like, const std::vector<int64_t>& sizes, ScalarType type) {
-  const auto padded = [](int64_t size) { return (size + 31) / 32 * 32; };  // to begin aligned
-  int64_t total = 0;
-  for (const int64_t size : sizes) total += padded(size);
-  const Tensor whole = fast_empty(like, {total}, type);
-  std::vector<Tensor> pieces;
-  int64_t first = 0;
-  for (const int64_t size : sizes) {
-    pieces.push_back(piece(whole, first, size));
-    first += padded(size);
-  }
-  return pieces;
-}
-
-// Still without col, perm and scratch.
-cuda::Grouping grouping_of(const Tensor& key, const Tensor& other, Tensor& rowptr) {
+// Still without rowptr, col, perm and scratch.
+cuda::Grouping grouping_of(const Tensor& key, const Tensor& other, int64_t rows) {
   cuda::Grouping p{key.scalar_type() == ScalarType::Long};
   p.key = key.const_data_ptr();
   p.other = other.const_data_ptr();
   p.edges = key.size(0);
-  p.rows = rowptr.size(0) - 1;
-  p.rowptr = rowptr.mutable_data_ptr();
+  p.rows = rows;
   return p;
 }
 
@@ -439,7 +423,7 @@ void group(cuda::Grouping& p, const Tensor& like, const Launch& launch) {
   launch.check("group", cuda::group(p, launch.stream()));
 }
 
-std::tuple<int64_t, Tensor, Tensor, Tensor, Tensor, OptionalTensor> from_coo(
+std::tuple<int64_t, Tensor, Tensor, OptionalTensor, OptionalTensor, OptionalTensor> from_coo(
     const Tensor& dst, const Tensor& src, int64_t num_dst, int64_t num_src, bool wide) {
   check_from_coo(dst, src, num_dst, num_src, wide);
   STD_TORCH_CHECK(dst.scalar_type() == src.scalar_type(), "dst is ", dst.scalar_type(),
@@ -448,12 +432,19 @@ std::tuple<int64_t, Tensor, Tensor, Tensor, Tensor, OptionalTensor> from_coo(
   const int64_t edges = dst.size(0);
   const Launch launch(dst);
   Tensor own_dst = fast_empty(dst, {edges}, type), own_src = fast_empty(dst, {edges}, type);
-  Tensor rowptr = fast_empty(dst, {num_dst + 1}, type);
-  cuda::Grouping grouping = grouping_of(own_dst, own_src, rowptr);
+  cuda::Grouping grouping = grouping_of(own_dst, own_src, num_dst);
   const bool counted = cuda::can_count(grouping);
   Tensor scratch =
       fast_empty(dst, {counted ? cuda::counting_bytes(grouping) / 8 + 1 : 1}, ScalarType::Long);
   grouping.scratch = scratch.mutable_data_ptr();
+  // Of guessed sizes that bad edges have made absurd, no memory is asked for before these are
+  // known.
+  OptionalTensor rowptr;
+  const auto allocate = [&] {
+    rowptr = fast_empty(dst, {num_dst + 1}, type);
+    grouping.rowptr = rowptr->mutable_data_ptr();
+  };
+  if (counted) allocate();
   cuda::CheckCoo p{dst.scalar_type() == ScalarType::Long, wide};
   p.dst = dst.const_data_ptr();
   p.src = src.const_data_ptr();
@@ -467,24 +458,25 @@ std::tuple<int64_t, Tensor, Tensor, Tensor, Tensor, OptionalTensor> from_coo(
   p.fact = grouping.scratch;
   p.grouping = counted ? &grouping : nullptr;
   launch.check("from_coo", cuda::check_coo(p, launch.stream()));
-  const cuda::CooFacts facts = cuda::read_fact(item(piece(scratch, 0, 1)));
-  if (facts.first_bad >= 0) return {facts.first_bad, own_dst, own_src, own_dst, own_src, {}};
+  const cuda::CooFacts facts = cuda::read_fact(item(first_of(scratch)));
+  if (facts.first_bad >= 0) return {facts.first_bad, own_dst, own_src, {}, {}, {}};
+  if (!counted) allocate();
   if (facts.sorted) {
     if (!counted) {
       launch.check("from_coo", cuda::find_rowptr(wide, p.own_dst, edges, num_dst, grouping.rowptr,
                                                  launch.stream()));
     }
-    return {-1, own_dst, own_src, rowptr, own_src, {}};
+    return {-1, own_dst, own_src, rowptr, {}, {}};
   }
-  std::vector<Tensor> sorted = cut(dst, {edges, edges}, type);
-  grouping.col = sorted[0].mutable_data_ptr();
-  grouping.perm = sorted[1].mutable_data_ptr();
+  Tensor col = fast_empty(dst, {edges}, type), perm = fast_empty(dst, {edges}, type);
+  grouping.col = col.mutable_data_ptr();
+  grouping.perm = perm.mutable_data_ptr();
   if (counted) {
     launch.check("from_coo", cuda::finish_grouping(grouping, launch.stream()));
   } else {
     group(grouping, dst, launch);
   }
-  return {-1, own_dst, own_src, rowptr, sorted[0], sorted[1]};
+  return {-1, own_dst, own_src, rowptr, col, perm};
 }
 
 std::tuple<Tensor, Tensor, Tensor> transpose(const Tensor& dst, const Tensor& src,
@@ -492,12 +484,16 @@ std::tuple<Tensor, Tensor, Tensor> transpose(const Tensor& dst, const Tensor& sr
   check_transpose(dst, src, num_src);
   const Launch launch(dst);
   const int64_t edges = dst.size(0);
-  std::vector<Tensor> csr = cut(dst, {num_src + 1, edges, edges}, dst.scalar_type());
-  cuda::Grouping grouping = grouping_of(src, dst, csr[0]);
-  grouping.col = csr[1].mutable_data_ptr();
-  grouping.perm = csr[2].mutable_data_ptr();
+  // Not pieces of one allocation: results of an operator must not share memory.
+  const ScalarType type = dst.scalar_type();
+  Tensor rowptr = fast_empty(dst, {num_src + 1}, type);
+  Tensor col = fast_empty(dst, {edges}, type), perm = fast_empty(dst, {edges}, type);
+  cuda::Grouping grouping = grouping_of(src, dst, num_src);
+  grouping.rowptr = rowptr.mutable_data_ptr();
+  grouping.col = col.mutable_data_ptr();
+  grouping.perm = perm.mutable_data_ptr();
   group(grouping, dst, launch);
-  return {csr[0], csr[1], csr[2]};
+  return {rowptr, col, perm};
 }
 
 bool same_coo(const Tensor& dst, const Tensor& src, const Tensor& own_dst, const Tensor& own_src) {

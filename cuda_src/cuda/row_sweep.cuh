@@ -8,10 +8,10 @@
 // - `row_sweep` needs nothing but the CSR arrays. A row of more than `long_row` edges would be a
 //   chain of dependent gathers, so a whole block sweeps it, `chunk` edges at a time.
 // - `item_sweep` takes rows of which none is long, or follows a warm plan's list of items, each a
-// row or a piece of one of at most
-//   `chunk` edges, sorted by length within short windows: the groups of a warp end together, and
-//   rows that lie together are still swept together. A row of several pieces leaves partial results
-//   in scratch, and `merge_pieces` folds them in ascending order.
+//   row or a piece of one of at most `chunk` edges, sorted by length within short windows: the
+//   groups of a warp end together, and rows that lie together are still swept together. A row of
+//   several pieces leaves partial results in scratch, and `merge_pieces` folds them in ascending
+//   order.
 //
 // No float is ever added atomically: the order of a sum depends on the row, the width and the
 // parameters alone.

@@ -9,14 +9,15 @@
 
 namespace gsp::cuda {
 
-// More dynamic shared memory than 48 KB has to be asked for, once a device.
-template <typename Kernel>
-cudaError_t allow_shared(Kernel kernel, int device, int bytes) {
+// More dynamic shared memory than 48 KB has to be asked for, once a device and kernel: both kernels
+// are of one type, so it is their argument that tells them apart.
+template <bool kWeighted>
+cudaError_t allow_shared(int device, int bytes) {
   static std::atomic<uint64_t> allowed{0};  // a bit for each device
   const uint64_t bit = device < 64 ? uint64_t(1) << device : 0;
   if ((allowed.load(std::memory_order_relaxed) & bit) != 0) return cudaSuccess;
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  const cudaError_t error = cudaFuncSetAttribute(
+      staged_spmm<kWeighted>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error == cudaSuccess) allowed.fetch_or(bit, std::memory_order_relaxed);
   return error;
 }
@@ -42,7 +43,7 @@ cudaError_t staged_of(const StagedSpmm& p, cudaStream_t stream) {
   a.team = g.team;
   a.wide_x = aligned(p.x, p.x_stride, 4, sizeof(float));
   a.wide_end = p.width % 4 == 0 && can_finish(p, 4, sizeof(float));
-  const cudaError_t error = allow_shared(staged_spmm<kWeighted>, p.device, p.shared_bytes);
+  const cudaError_t error = allow_shared<kWeighted>(p.device, p.shared_bytes);
   if (error != cudaSuccess) return error;
   const unsigned grid = unsigned(int64_t(g.slabs) * g.parts * g.team);
   GSP_LAUNCH_SHARED((staged_spmm<kWeighted>), grid, kStagedThreads, g.shared_bytes, stream, a);

@@ -24,7 +24,8 @@
 // misaligned vector accesses (through the sanitizers); a mask that leaves the caller out, or names
 // a lane that has exited; a shuffle that reads a lane outside the mask; lanes that meet at
 // different *_sync functions; lanes and barriers that wait for each other forever; launches over
-// CUDA's limits; a stack that overflows. Dynamic shared memory starts as NaN in every block.
+// CUDA's limits, of shared memory also those that were not raised; a stack that overflows. Dynamic
+// shared memory starts as NaN in every block.
 //
 // WHAT IT DOES NOT FIND: races between lanes that no order shows, weak memory order, static
 // __shared__ memory that is read before it is written, two blocks that depend on each other,
@@ -45,6 +46,7 @@
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <new>
 #include <random>
@@ -144,6 +146,7 @@ constexpr size_t kStackBytes = 128 << 10;
 constexpr size_t kPageBytes = 4096;
 constexpr size_t kMaxThreads = 1024;
 constexpr size_t kMaxSharedBytes = 227 << 10;
+constexpr size_t kFreeSharedBytes = 48 << 10;  // more has to be asked for, kernel by kernel
 
 [[noreturn, gnu::format(printf, 1, 2)]] inline void die(const char* format, ...) {
   std::fprintf(stderr, "cuda_emu: ");
@@ -455,6 +458,8 @@ inline void Block::enter() {
 
 inline void* dynamic_shared() { return block.shared(); }
 
+inline std::map<const void*, size_t> granted;  // bytes of shared memory that kernels asked for
+
 // Runs `kernel` for every thread of every block, like kernel<<<grid, threads, shared>>>(args...).
 template <typename... Params, typename... Args>
 void launch(void (*kernel)(Params...), dim3 grid, dim3 threads, SharedBytes shared, Args... args) {
@@ -465,6 +470,8 @@ void launch(void (*kernel)(Params...), dim3 grid, dim3 threads, SharedBytes shar
   if (grid.x > 0x7fffffffu || grid.y > 65535 || grid.z > 65535)
     die("launch: the grid is too large");
   if (shared.count > kMaxSharedBytes) die("launch: %zu bytes of shared memory", shared.count);
+  if (shared.count > std::max(kFreeSharedBytes, granted[reinterpret_cast<const void*>(kernel)]))
+    die("launch: %zu bytes of shared memory, which were not asked for", shared.count);
   gridDim = grid;
   blockDim = threads;
   for (unsigned z = 0; z < grid.z; ++z) {
@@ -623,7 +630,8 @@ inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 inline const char* cudaGetErrorString(cudaError_t) { return "an error"; }
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 template <typename Kernel>
-cudaError_t cudaFuncSetAttribute(Kernel*, cudaFuncAttribute, int) {
+cudaError_t cudaFuncSetAttribute(Kernel* kernel, cudaFuncAttribute, int bytes) {
+  emu::granted[reinterpret_cast<const void*>(kernel)] = size_t(bytes);
   return cudaSuccess;
 }
 inline cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t = nullptr) {

@@ -83,9 +83,10 @@ void check_staged(const char* name, const std::vector<int>& lengths, const Case&
   p.stage = stage.data();
   p.blocks = blocks;
   p.sources = with.sources;
-  p.staged = gsp::choose_staged(rows, width, blocks, with.sources, with.multiprocessors,
-                                with.sources * 128 + with.room);
-  expect(p.staged.team > 0 && p.staged.shared_bytes <= with.sources * 128 + with.room,
+  p.shared_bytes = int(with.sources * 128 + with.room);
+  p.staged =
+      gsp::choose_staged(rows, width, blocks, with.sources, with.multiprocessors, p.shared_bytes);
+  expect(p.staged.team > 0 && p.staged.shared_bytes <= p.shared_bytes,
          "%s: the geometry does not fit", name);
 
   Buffer<Out> out(size_t(g.rows * width), 0, kUnwritten);
@@ -156,6 +157,16 @@ void test_widths() {
   }
 }
 
+// More shared memory than a kernel has unasked, for each of the kernels.
+void test_much_memory() {
+  for (const bool weight : {false, true}) {
+    Case c;
+    c.sources = 400;
+    c.weight = weight;
+    check_staged("much memory", kMixed, c);
+  }
+}
+
 // Fewer and more multiprocessors than work; sums that fit only if rows are spread further.
 void test_geometry() {
   for (const int multiprocessors : {1, 13, 40}) {
@@ -217,6 +228,7 @@ void test_layouts() {
 
 int main() {
   test_widths();
+  test_much_memory();
   test_geometry();
   test_end<float>("end");
   test_end<__half>("end, to half");
