@@ -86,7 +86,7 @@ void check_staged(const char* name, const std::vector<int>& lengths, const Case&
   p.shared_bytes = int(with.sources * 128 + with.room);
   p.staged =
       gsp::choose_staged(rows, width, blocks, with.sources, with.multiprocessors, p.shared_bytes);
-  expect(p.staged.team > 0 && p.staged.shared_bytes <= p.shared_bytes,
+  expect(p.staged.team > 0 && p.staged.shared_bytes <= with.sources * 128 + with.room,
          "%s: the geometry does not fit", name);
 
   Buffer<Out> out(size_t(g.rows * width), 0, kUnwritten);
