@@ -26,7 +26,8 @@ from torch import Tensor
 
 from . import _native
 from ._config import counters, log, verify_always
-from .graph import Core, Graph, _as_index, _from_coo, capturing
+from .csr import Core, _from_coo, capturing
+from .graph import Graph, _as_index
 
 #: At most this many graphs are kept whose index tensors are gone or changed; as many are compared by content.
 MAX_GRAPHS = 8

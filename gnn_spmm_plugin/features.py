@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .graph import Csr
+from .csr import Csr
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from ._native import accumulation_dtype
-from .functional import (
-    _check_features,
-    _check_graph,
+from .csr import Core
+from .derivatives import (
     _dot,
     _half,
     _heads,
@@ -24,9 +23,9 @@ from .functional import (
     _rows_first,
     _sum_raw,
     _transformed,
-    spmm,
 )
-from .graph import Core, Graph, check_weight
+from .functional import _check_features, _check_graph, spmm
+from .graph import Graph, check_weight
 from .kernels import DTYPES
 from .plan import Plan
 

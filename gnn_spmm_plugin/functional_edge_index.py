@@ -14,7 +14,8 @@ from torch import Tensor
 
 from ._native import accumulation_dtype
 from .cache import graph_of
-from .functional import SCATTER_TIE, _first_gradients, _heads, _split_gradients, sddmm, spmm
+from .derivatives import SCATTER_TIE, _first_gradients, _heads, _split_gradients
+from .functional import sddmm, spmm
 from .graph import Graph
 from .normalize import gcn_norm
 

@@ -18,8 +18,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ._config import counters, verify_always
 from ._native import accumulation_dtype
+from .csr import Core, Csr, _index_dtype, _refuse_capture, _rowptr, capturing, state, unchanged
 from .functional_aggregate import aggregate
-from .graph import Core, Csr, Graph, _index_dtype, _refuse_capture, _rowptr, capturing, check_weight, state, unchanged
+from .graph import Graph, check_weight
 
 
 class Normalized(NamedTuple):

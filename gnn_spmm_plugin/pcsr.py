@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from . import _native
-from .graph import Csr, KeptWeight
+from .csr import Csr, KeptWeight
 from .schedule import order_of
 
 #: Vectors that the kernel reads together. A piece starts at a multiple of it, and absent vectors fill it up.

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from ._config import counters, env, log
+from .csr import Core, Csr, _refuse_capture, capturing
 from .features import GraphFeatures
-from .graph import Core, Csr, Graph, _refuse_capture, capturing
+from .graph import Graph
 from .kernels import DTYPES, KERNELS, REDUCES, Kernel, check_reduce, for_device
 from .pcsr import Pcsr, prepare
 from .schedule import Stage, layout_of, list_items, order_of, stage_of

@@ -12,8 +12,8 @@ from typing import TypedDict
 import torch
 from torch import Tensor
 
+from .csr import Csr
 from .features import GraphFeatures
-from .graph import Csr
 
 #: The schedules that have a name; others are given as permutations.
 SCHEDULES = ("natural", "degree")

@@ -264,14 +264,14 @@ def test_index_dtypes_agree(device: str, name: str) -> None:
 @pytest.mark.parametrize("kind", WEIGHTS)
 def test_wide_indices_inside(device: str, reduce: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The int64 kernels, which only graphs beyond 2^31 would meet."""
-    from gnn_spmm_plugin import graph as graph_module
+    from gnn_spmm_plugin import csr as csr_module
 
     e = NAMED["hub"]
     half = e.graph(device)._csr
-    core = graph_module.Core(
-        graph_module.Csr(half.rowptr.long(), half.col.long(), half.perm.long(), half.num_cols)  # type: ignore[union-attr]
+    core = csr_module.Core(
+        csr_module.Csr(half.rowptr.long(), half.col.long(), half.perm.long(), half.num_cols)  # type: ignore[union-attr]
     )
-    monkeypatch.setattr(graph_module, "_index_dtype", lambda *sizes: torch.int64)
+    monkeypatch.setattr(csr_module, "_index_dtype", lambda *sizes: torch.int64)
     g = gsp.Graph._make(core)
     assert g.col.dtype == torch.int64
     check_spmm(g, *operands(e, 12, kind, torch.float32, device), reduce)

@@ -18,7 +18,7 @@ from strategies import NAMED, Edges, edges, values
 
 import gnn_spmm_plugin as gsp
 from gnn_spmm_plugin import _native, reference
-from gnn_spmm_plugin.graph import Core
+from gnn_spmm_plugin.csr import Core
 
 
 def pairs(g: gsp.Graph) -> list[tuple[int, int]]:

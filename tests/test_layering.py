@@ -15,10 +15,12 @@ PACKAGE = Path(gnn_spmm_plugin.__path__[0])
 LAYERS = (
     ("_config", "_table"),
     ("_native",),
+    ("csr",),
     ("graph",),
     ("features", "kernels", "reference"),
     ("schedule", "pcsr"),
     ("plan",),
+    ("derivatives",),
     ("functional",),
     ("functional_aggregate",),
     ("cache", "normalize"),

@@ -27,8 +27,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import gnn_spmm_plugin as gsp
 from gnn_spmm_plugin import _native, pcsr
+from gnn_spmm_plugin.csr import Csr
 from gnn_spmm_plugin.functional_aggregate import aggregate
-from gnn_spmm_plugin.graph import Csr
 from gnn_spmm_plugin.pcsr import Config, PanelFeatures, Pcsr, PcsrFeatures, choose_config
 from gnn_spmm_plugin.plan import Plan
 

@@ -14,9 +14,9 @@ from strategies import values
 from torch import Tensor
 
 import gnn_spmm_plugin as gsp
+from gnn_spmm_plugin.csr import Csr
 from gnn_spmm_plugin.features import GraphFeatures
 from gnn_spmm_plugin.functional_aggregate import aggregate
-from gnn_spmm_plugin.graph import Csr
 from gnn_spmm_plugin.schedule import stage_of
 
 ROWS, COLS = 1300, 1200

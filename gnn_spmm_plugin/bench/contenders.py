@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from .. import _native
-from ..functional import _sum_raw, spmm
+from ..derivatives import _sum_raw
+from ..functional import spmm
 from ..graph import Graph
 from ..plan import Plan
 from ..plan import plan as make_plan

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from ..cache import graph_of
+from ..csr import Core, Csr
 from ..functional import TIES, spmm
-from ..graph import Core, Csr, Graph
+from ..graph import Graph
 from ..kernels import REDUCES
 from ..plan import POLICIES
 from .host import FUSED, Aggregation

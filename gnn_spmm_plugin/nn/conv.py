@@ -10,10 +10,11 @@ from torch.nn.parameter import UninitializedParameter
 
 from .._config import counters
 from ..cache import graph_of
+from ..csr import Csr
 from ..functional import TIES, spmm
 from ..functional_aggregate import aggregate
 from ..functional_edge_index import spmm_edge_index
-from ..graph import Csr, Graph, shape_advice
+from ..graph import Graph, shape_advice
 from ..normalize import Normalized, outside_transforms
 from ..plan import POLICIES
 from .aggregation import fused_reduction

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, MinAggregation, SumAggregation
 
 from ...cache import graph_of
-from ...functional import SCATTER_TIE, spmm
+from ...derivatives import SCATTER_TIE
+from ...functional import spmm
 from ...graph import Graph
 from .lazy import Pending, constant
 

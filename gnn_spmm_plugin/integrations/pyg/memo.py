@@ -27,7 +27,7 @@ from torch import Tensor
 
 from ... import cache
 from ..._config import counters, verify_always
-from ...graph import capturing, unchanged
+from ...csr import capturing, unchanged
 
 #: At most this many results are kept, and at most as many bytes as `cache` keeps of graphs.
 MAX_ENTRIES = 32
