@@ -127,7 +127,8 @@ class Csr:
         """``1 / max(degree, 1)`` in `dtype`, ``[num_rows]``, computed once."""
         cached = self._inverse_degree.get(dtype)
         if cached is None:
-            cached = self.degree().clamp(min=1).to(dtype).reciprocal()
+            with torch.inference_mode(False):  # whoever comes next may want gradients
+                cached = self.degree().clamp(min=1).to(dtype).reciprocal()
             if not capturing(self.col.device):  # what a capture computes is there only after a replay
                 self._inverse_degree[dtype] = cached
         return cached
@@ -155,7 +156,7 @@ class Csr:
         """The inverse of `in_row_order`, for any per-edge tensor."""
         if self.perm is None:
             return per_edge
-        return torch.empty_like(per_edge).index_copy_(0, self.perm.long(), per_edge)
+        return torch.empty_like(per_edge).index_copy(0, self.perm.long(), per_edge)
 
     def arrays(self) -> list[Tensor]:
         """The tensors that describe this direction."""
@@ -220,7 +221,7 @@ def state(t: Tensor) -> Any:
 
     ``module.double()`` exchanges the ``.data`` of a parameter, which its version does not tell.
     """
-    return t._version, t.dtype, t.shape, t.data_ptr()
+    return t._version, t.dtype, t.shape, t.stride(), t.data_ptr()
 
 
 def unchanged(kept: Tensor, now: Tensor) -> bool:
@@ -228,7 +229,7 @@ def unchanged(kept: Tensor, now: Tensor) -> bool:
     if now.device.type != "cpu":
         return bool((kept == now).all())
     # NumPy, in one thread: torch compares int64 with int32 by copies, and spends more on waking threads than on this.
-    a, b = kept.detach(), now.detach()
+    a, b = kept.detach().resolve_neg(), now.detach().resolve_neg()
     if a.dtype == b.dtype == torch.bfloat16:
         a, b = a.view(torch.int16), b.view(torch.int16)
     return bool((a.numpy() == b.numpy()).all())

@@ -74,7 +74,7 @@ def test_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [int(r["kernel_calls"]) for r in rows] == [0, 0, 50, 0, 0, 0, 70, 0]
     accelerated = [r for r in rows if r["path"] == "accelerated"]
     assert all(0 < float(r["products_ms"]) and int(r["graph_bytes"]) > 2 * 4 * 1000 for r in accelerated)
-    assert summary.read_training(out) == rows
+    assert results.table_of(out)[1] == rows
 
 
 # ---------------------------------------------------------------------- what is right
@@ -243,6 +243,15 @@ def test_a_file_that_ends_anywhere(tmp_path: Path) -> None:
     file.write_bytes(text.replace(b"0.5", b"fast"))
     with pytest.raises(ValueError, match=r"row 1 has 'fast' as ms_median, expected a number"):
         results.read(file)
+    for number in (b"0", b"-1", b"nan", b"inf"):
+        file.write_bytes(text.replace(b"0.5", number))
+        with pytest.raises(ValueError, match=r"row 1 has '.*' as ms_median, expected a number"):
+            summary.summarise([str(file)])
+    file.write_bytes(text + b"x" * 200_000)
+    with pytest.raises(ValueError, match="cannot be read"):
+        summary.summarise([str(file)])
+    file.write_bytes(b"\xef\xbb\xbf" + text)
+    assert len(results.read(file)) == len(rows)
 
 
 def test_resume(tmp_path: Path) -> None:

@@ -613,3 +613,35 @@ def test_empty_features_of_any_strides(device: str, reduce: str) -> None:
             if needs_grad:
                 out.sum().backward()
                 assert x.grad is not None and x.grad.shape == x.shape
+
+
+@pytest.mark.parametrize("reduce", REDUCES)
+def test_negated_constants(device: str, reduce: str) -> None:
+    """Weights that are a negated view, as the imaginary part of a conjugate is, used again and again."""
+    g, e = small(device)
+    x = values((e.num_src, 3), torch.float32, 1, device=device)
+    weight = torch.randn(e.num_edges, dtype=torch.complex64, device=device).conj().imag
+    assert weight.is_neg()
+    expected = gsp.spmm(g, x, weight.clone().resolve_neg(), reduce)
+    for _ in range(3):
+        assert torch.equal(gsp.spmm(g, x, weight, reduce), expected)
+
+
+def test_a_mean_under_inference_mode_first(device: str) -> None:
+    """What its backward keeps serves second derivatives later."""
+    g, e = small(device)
+    x = values((e.num_src, 3), torch.float32, 1, device=device).requires_grad_()
+    weight = values((e.num_edges,), torch.float32, 2, device=device).requires_grad_()
+    out = gsp.spmm(g, x, weight, "mean").sum()
+    with torch.inference_mode():
+        torch.autograd.grad(out, (x, weight))
+    first = torch.autograd.grad(gsp.spmm(g, x, weight, "mean").square().sum(), (x, weight), create_graph=True)
+    assert all(bool(d.isfinite().all()) for d in torch.autograd.grad(sum(t.sum() for t in first), (x, weight)))
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
+def test_functionalize(device: str, reduce: str) -> None:
+    g, e = small(device)
+    x = values((e.num_src, 3), torch.float32, 1, device=device)
+    found = torch.func.functionalize(lambda t: gsp.spmm(g, t, reduce=reduce))(x)
+    assert torch.allclose(found, gsp.spmm(g, x, reduce=reduce))

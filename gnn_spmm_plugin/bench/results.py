@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib.metadata
 import io
+import math
 import os
 import subprocess
 import time
@@ -19,7 +20,18 @@ from . import cusparse
 CONFIGURATION = ("graph", "order", "width", "dtype", "reduce", "weighted")
 KEY = (*CONFIGURATION, "contender", "setting", "mode")
 COLUMNS = (*KEY, "ms_median", "ms_p20", "ms_p80", "gbps", "roofline_share", "rel_err", "note")
-_NUMBERS = ("ms_median", "ms_p20", "ms_p80", "gbps", "roofline_share", "rel_err")
+_NUMBERS = (
+    "ms_median",
+    "ms_min",
+    "products_ms",
+    "ms_p20",
+    "ms_p80",
+    "gbps",
+    "roofline_share",
+    "rel_err",
+    "peak_bytes",
+    "graph_bytes",
+)
 
 #: One measurement as text, by column.
 Row: TypeAlias = "dict[str, str]"
@@ -30,37 +42,48 @@ def key_of(row: Row) -> tuple[str, ...]:
     return tuple(row[name] for name in KEY)
 
 
+def table_of(path: str | Path) -> tuple[list[str], list[Row]]:
+    """Columns and rows of a CSV file with ``#`` lines ahead; whatever is numeric there must make sense.
+
+    Raises:
+        ValueError: it cannot be read, is torn, or has a number that is none.
+    """
+    try:
+        lines = [line for line in Path(path).read_text(encoding="utf-8-sig").splitlines() if not line.startswith("#")]
+        reader = csv.DictReader(lines)
+        columns, rows = list(reader.fieldnames or []), list(reader)
+    except (OSError, UnicodeDecodeError, csv.Error) as e:
+        raise ValueError(f"{path} cannot be read: {e}") from e
+    for number, row in enumerate(rows, 1):
+        if None in row or None in row.values():
+            raise ValueError(f"{path}: row {number} does not have {len(columns)} columns")
+        for name, text in row.items():
+            if text and name in _NUMBERS and not _is_number(text, name.startswith("ms_")):
+                raise ValueError(f"{path}: row {number} has {text!r} as {name}, expected a number")
+        if not row.get("width", "0").isdecimal():
+            raise ValueError(f"{path}: row {number} has {row['width']!r} as width, expected a whole number")
+    return columns, rows
+
+
 def read(path: str | Path) -> list[Row]:
     """The measurements of a file, the last of each key, in the order of their first appearance.
 
     Raises:
         ValueError: it is no such file; the message says why.
     """
-    try:
-        lines = [line for line in Path(path).read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
-    except (OSError, UnicodeDecodeError) as e:
-        raise ValueError(f"{path} cannot be read: {e}") from e
-    reader = csv.DictReader(lines)
-    missing = [name for name in COLUMNS if name not in (reader.fieldnames or [])]
+    columns, rows = table_of(path)
+    missing = [name for name in COLUMNS if name not in columns]
     if missing:
         raise ValueError(f"{path} is no file of measurements: it has no columns {', '.join(missing)}")
-    found: dict[tuple[str, ...], Row] = {}
-    for number, row in enumerate(reader, 1):
-        if None in row or None in row.values():
-            raise ValueError(f"{path}: row {number} does not have {len(COLUMNS)} columns")
-        for name in _NUMBERS:
-            if row[name] and not _is_number(row[name]):
-                raise ValueError(f"{path}: row {number} has {row[name]!r} as {name}, expected a number")
-        found[key_of(row)] = row
-    return list(found.values())
+    return list({key_of(row): row for row in rows}.values())
 
 
-def _is_number(text: str) -> bool:
+def _is_number(text: str, positive: bool) -> bool:
     try:
-        float(text)
+        value = float(text)
     except ValueError:
         return False
-    return True
+    return 0 < value < math.inf if positive else not math.isnan(value)
 
 
 def _cut_torn_row(path: str) -> None:

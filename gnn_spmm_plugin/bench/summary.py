@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from .._table import show
 from .graphs import SPECS
 from .peers import PEERS
-from .results import CONFIGURATION, Row, read
+from .results import CONFIGURATION, Row, read, table_of
 
 #: (what it is of, value)
 Values: TypeAlias = "list[tuple[str, float]]"
@@ -332,12 +330,7 @@ def training_lines(rows: Sequence[Row]) -> list[list[str]]:
 # ---------------------------------------------------------------------- files
 
 
-def read_training(path: str | Path) -> list[Row] | None:
-    """The rows of a training CSV; None where it is something else."""
-    lines = [line for line in Path(path).read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
-    reader = csv.DictReader(lines)
-    needed = {"graph", "model", "path", "ms_median", "status"}
-    return list(reader) if needed <= set(reader.fieldnames or []) else None
+_TRAINING = {"graph", "model", "path", "ms_median", "status"}
 
 
 def shares(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
@@ -363,14 +356,11 @@ def summarise(paths: Sequence[str]) -> dict[str, Any]:
     rows: list[Row] = []
     trained: list[Row] = []
     for path in paths:
-        try:
-            training = read_training(path)
-        except (OSError, UnicodeDecodeError) as e:
-            raise ValueError(f"{path} cannot be read: {e}") from e
-        if training is None:
-            rows += read(path)
+        columns, found = table_of(path)
+        if set(columns) >= _TRAINING:
+            trained += found
         else:
-            trained += training
+            rows += read(path)
     times = Times(rows)
     lines = [line for line in (goal.judge(times) for goal in GOALS) if line is not None]
     lines += training_lines(trained)
