@@ -56,14 +56,13 @@ struct RowSweep : SumEnd {
 
 cudaError_t row_sweep(RowOp op, const RowSweep& p, cudaStream_t stream);
 
-// A sum from staged sources (staged_spmm.cuh).
+// A sum from staged sources (staged_spmm.cuh). It needs scratch where staged.parts > 1.
 struct StagedSpmm : RowSweep {
   StagedGeometry staged = {};
   const void* stage = nullptr;  // [blocks + 2, rows]: order, then cut
   int blocks = 0, sources = 0;  // blocks of sources; sources of each
   int device = 0;
-  int shared_bytes =
-      0;  // that a block of threads of this device may have; scratch: where parts > 1
+  int shared_bytes = 0;  // that a block of threads of this device may have
 };
 
 constexpr int kStagedStatic = 256;  // bytes of shared memory that it has besides, and more

@@ -71,7 +71,11 @@ def read(path: str | Path) -> list[Row]:
     Raises:
         ValueError: it is no such file; the message says why.
     """
-    columns, rows = table_of(path)
+    return measurements(path, *table_of(path))
+
+
+def measurements(path: str | Path, columns: Sequence[str], rows: Sequence[Row]) -> list[Row]:
+    """As `read`, of what `table_of` has found in the file."""
     missing = [name for name in COLUMNS if name not in columns]
     if missing:
         raise ValueError(f"{path} is no file of measurements: it has no columns {', '.join(missing)}")

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from .._table import show
 from .graphs import SPECS
 from .peers import PEERS
-from .results import CONFIGURATION, Row, read, table_of
+from .results import CONFIGURATION, Row, measurements, table_of
 
 #: (what it is of, value)
 Values: TypeAlias = "list[tuple[str, float]]"
@@ -360,7 +360,7 @@ def summarise(paths: Sequence[str]) -> dict[str, Any]:
         if set(columns) >= _TRAINING:
             trained += found
         else:
-            rows += read(path)
+            rows += measurements(path, columns, found)
     times = Times(rows)
     lines = [line for line in (goal.judge(times) for goal in GOALS) if line is not None]
     lines += training_lines(trained)
