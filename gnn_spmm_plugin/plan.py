@@ -23,7 +23,7 @@ from .features import GraphFeatures
 from .graph import Graph
 from .kernels import DTYPES, KERNELS, REDUCES, Kernel, check_reduce, for_device
 from .pcsr import Pcsr, prepare
-from .schedule import Stage, layout_of, list_items, order_of, stage_of
+from .schedule import SHORT_ROWS, Stage, layout_of, list_items, move_edges, order_of, rows_at_once, stage_of
 
 MODES = ("auto", "cold", "warm")
 POLICIES = ("auto", "paramspmm", "csr")
@@ -36,8 +36,8 @@ WARM_AFTER = 8
 #: A graph of fewer edges leaves most of a GPU idle: whole blocks share its long rows, in one launch.
 SMALL_EDGES = 100_000
 
-#: Where no row is longer, all take about as long: two rounds of gathers. A list of them would only be one more read.
-SHORT_ROWS = 8
+#: The longest row of a small graph that is left to the lane groups of a warp; blocks share longer ones.
+LONE_ROWS = 100
 
 
 def _lengths(num_rows: int, num_edges: int) -> tuple[int, int]:
@@ -62,8 +62,9 @@ class Plan:
         mode: ``"cold"`` or ``"warm"``.
         items: what the CUDA kernel walks through, see `gnn_spmm_plugin.schedule.list_items`, or None.
         config: integers passed to the kernel: [long row (0: none), chunk, items, split rows, scratch slots, lanes,
-            fold, parallel]. The last three say how the threads of a warp share rows and columns; lanes = 0 lets the
-            kernel choose by width.
+            fold, parallel, bundle]. Lanes, fold and parallel say how the threads of a warp share rows and columns;
+            lanes = 0 lets the kernel choose by width. A bundle is the rows that a lane group takes at a time, where a
+            sum has a kernel for that.
         stage: what the CUDA kernel for small dense graphs needs besides, by the names of the operator's arguments, see
             `gnn_spmm_plugin.schedule.stage_of`; empty where there is nothing for it.
         schedule: name of the order of rows.
@@ -72,7 +73,9 @@ class Plan:
         build_seconds: host time it took to build.
         request: width, dtype and reduction that it was asked for, where it was asked for explicitly.
         pcsr: the format that the kernel of this name reads, or None.
-        lengths: the first two integers of `config` in one, for a kernel without items.
+        moved: the graph as the kernel reads it, where the schedule is not its own order: see
+            `gnn_spmm_plugin.schedule.move_edges`.
+        lengths: for a kernel without items, long row and chunk of `config` in one, or the bundle where no row is long.
     """
 
     kernel: Kernel
@@ -87,14 +90,17 @@ class Plan:
     request: tuple[int, torch.dtype, str] | None = None
     pcsr: Pcsr | None = field(default=None, repr=False)
     stage: Stage = field(default_factory=Stage, repr=False)
+    moved: Csr | None = field(default=None, repr=False)
     lengths: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "lengths", self.config[0] << 32 | self.config[1])
+        long_row, chunk, bundle = self.config[0], self.config[1], self.config[-1]
+        object.__setattr__(self, "lengths", long_row << 32 | chunk if long_row else bundle)
 
     def nbytes(self) -> int:
         """Bytes held besides the graph itself."""
-        held = [t for t in (self.items, self.stage.get("stage")) if t is not None]
+        moved: tuple[Tensor | None, ...] = () if self.moved is None else (self.moved.col, self.moved.perm)
+        held = [t for t in (self.items, self.stage.get("stage"), *moved) if t is not None]
         return sum(t.numel() * t.element_size() for t in held) + (0 if self.pcsr is None else self.pcsr.nbytes())
 
     def explain(self) -> str:
@@ -137,7 +143,7 @@ def _cold(csr: Csr, kernel: Kernel, why: str) -> Plan:
 @functools.lru_cache(maxsize=64)
 def _cold_plan(kernel: Kernel, long_row: int, chunk: int, why: str) -> Plan:
     """What cold plans differ in by their owner alone: filling a frozen dataclass takes longer than a small product."""
-    config = [long_row, chunk, 0, 0, 0, 0, 0, 0]
+    config = [long_row, chunk, 0, 0, 0, 0, 0, 0, 1]
     return Plan(kernel, "cold", _no_owner, None, config, None, (f"cold      {why}",), 0.0)
 
 
@@ -155,21 +161,29 @@ def _warm(csr: Csr, kernel: Kernel, schedule: str | Tensor | None = None) -> Pla
     counters["plans_built"] += 1
     start = time.perf_counter()
     long_row, chunk = _lengths(csr.num_rows, csr.col.shape[0])
-    items, config, stage, reasons = None, [long_row, chunk, 0, 0, 0, 0, 0, 0], Stage(), []
+    items, config, stage, reasons = None, [long_row, chunk, 0, 0, 0, 0, 0, 0, 1], Stage(), []
+    moved = None
     with torch.no_grad():
         features = GraphFeatures.of(csr)
         name, order = order_of(csr, schedule)
         if kernel.device != "cuda" or csr.col.dtype != torch.int32:
             name = "natural"
         elif csr.num_rows == 0 or (features.num_edges < SMALL_EDGES and order is None):
-            reasons.append(f"rows      fewer than {SMALL_EDGES:,} edges: straight from the CSR arrays, as a cold plan")
+            if features.max_degree <= LONE_ROWS:
+                config[0] = 0
+                reasons.append(f"rows      fewer than {SMALL_EDGES:,} edges, none of over {LONE_ROWS} a row: unsplit")
+            else:
+                reasons.append(f"rows      fewer than {SMALL_EDGES:,} edges: from the CSR arrays, as a cold plan")
         elif features.max_degree <= SHORT_ROWS and order is None:
-            config[0] = 0
+            config[0], config[8] = 0, rows_at_once(features)
             reasons.append(f"rows      none of over {SHORT_ROWS} edges: straight from the CSR arrays")
         else:
             layout = layout_of(features)
+            if order is not None:
+                layout = replace(layout, bundle=1)  # bundles are of rows as they are
             items, num_split, num_slots = list_items(csr, layout, order)
             config[1:5] = [layout.chunk, len(items) - num_split, num_split, num_slots]
+            config[8] = layout.bundle
             reasons.append(
                 f"items     {config[2]:,} of {layout.chunk} edges at most, longest first among "
                 f"{layout.window or config[2]:,} neighbours, those of over {layout.long} ahead of all"
@@ -179,9 +193,28 @@ def _warm(csr: Csr, kernel: Kernel, schedule: str | Tensor | None = None) -> Pla
             if order is None:
                 stage, why = stage_of(csr, features, shared_bytes(csr.col.device))
                 reasons += [f"staged    {why}"] if why else []
+            else:
+                moved = move_edges(csr, order)
+                reasons.append("edges     a copy of them in the order of the schedule")
+        if config[8] > 1:
+            reasons.append(f"bundles   sums of wide features take {config[8]} rows at once")
     seconds = time.perf_counter() - start
     log.info("plan: %s, %d rows, %d edges, %s", kernel.name, csr.num_rows, csr.col.shape[0], "; ".join(reasons))
-    return Plan(kernel, "warm", weakref.ref(csr), items, config, features, tuple(reasons), seconds, name, stage=stage)
+    return Plan(
+        kernel,
+        "warm",
+        weakref.ref(csr),
+        items,
+        config,
+        features,
+        tuple(reasons),
+        seconds,
+        name,
+        None,
+        None,
+        stage,
+        moved,
+    )
 
 
 def _pcsr(csr: Csr, kernel: Kernel, width: int, dtype: torch.dtype, schedule: str | Tensor | None) -> Plan:
@@ -190,7 +223,7 @@ def _pcsr(csr: Csr, kernel: Kernel, width: int, dtype: torch.dtype, schedule: st
     start = time.perf_counter()
     with torch.no_grad():
         made, name, reasons = prepare(csr, width, dtype, schedule)
-        config = [*_lengths(csr.num_rows, csr.col.shape[0]), 0, 0, 0, 0, 0, 0]  # for what runs beside it, on the CSR
+        config = [*_lengths(csr.num_rows, csr.col.shape[0]), 0, 0, 0, 0, 0, 0, 1]  # for what runs beside it, on the CSR
         features = GraphFeatures.of(csr)
     seconds = time.perf_counter() - start
     log.info("plan: %s, %d rows, %d edges, %s", kernel.name, csr.num_rows, csr.col.shape[0], "; ".join(reasons))

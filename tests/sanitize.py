@@ -62,13 +62,15 @@ def main() -> None:
             continue  # int64 indices have one instantiation
         halves = []
         for csr in (graph._csr, graph._csr_t):
-            items, split, slots = list_items(csr, Layout(CHUNK, 4, LONG_ROW))
+            items, split, slots = list_items(csr, Layout(CHUNK, 4, LONG_ROW, 4))
             listed = [LONG_ROW, CHUNK, len(items) - split, split, slots]
             arrays = [t.long() if wide else t for t in (csr.rowptr, csr.col, csr.perm) if t is not None]
             # Rows that blocks share, and rows of any length.
-            plans = [(None, [LONG_ROW, CHUNK, 0, 0, 0, 4, 1, 1]), (None, [0, CHUNK, *[0] * 6])]
+            plans = [(None, [LONG_ROW, CHUNK, 0, 0, 0, 4, 1, 1, 1]), (None, [0, CHUNK, *[0] * 6, 1])]
             shapes = () if wide else GEOMETRIES if width in (24, 256) else GEOMETRIES[:2]
-            plans += [(items, [*listed, *shape]) for shape in shapes]
+            plans += [(items, [*listed, *shape, 1]) for shape in shapes]
+            if not wide:
+                plans += [(items, [*listed, 0, 0, 0, 4]), (None, [0, CHUNK, *[0] * 6, 3])]
             halves.append((arrays, csr.perm, plans))
         (csr, perm, plans), (csr_t, perm_t, plans_t) = halves
         for heads in (0, 1, 2):
@@ -154,7 +156,7 @@ def run_staged(graph, width):  # type: ignore[no-untyped-def]
     x = cpu_x.cuda()
     apart = torch.zeros(20, width + 1, device="cuda")[:, 1:].copy_(x)
     features = dataclasses.replace(GraphFeatures.of(csr), num_edges=10**9, max_degree=1)  # whatever the rule says
-    plan = (None, [LONG_ROW, CHUNK, *[0] * 6])
+    plan = (None, [LONG_ROW, CHUNK, *[0] * 6, 1])
     for blocks, weight, features_x in itertools.product((1, 3), (None, cpu_w), (x, apart)):
         stage, _ = stage_of(csr, features, 20 * 160 // blocks + 1)
         assert stage["stage"].shape[0] == blocks + 2

@@ -96,14 +96,14 @@ def test_every_operator_is_checked() -> None:
 def test_results_are_contiguous_whatever_the_strides(device: str) -> None:
     """A fake kernel that copies a stride of zero makes compiled gradients zero."""
     g = NAMED["shuffled"].graph(device)
-    x = torch.rand(1, 4, device=device).expand(37, 4)
-    out = _native.spmm(g.rowptr, g.col, None, x, None, None, None, [128, 2048, 0, 0, 0, 0, 0, 0], False)
+    x, config = torch.rand(1, 4, device=device).expand(37, 4), [128, 2048, 0, 0, 0, 0, 0, 0, 1]
+    out = _native.spmm(g.rowptr, g.col, None, x, None, None, None, config, False)
     assert out.is_contiguous()
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode() as mode:
         fakes = [mode.from_tensor(t) for t in (g.rowptr, g.col, x)]
-        fake = _native.spmm(fakes[0], fakes[1], None, fakes[2], None, None, None, [128, 2048, 0, 0, 0, 0, 0, 0], False)
+        fake = _native.spmm(fakes[0], fakes[1], None, fakes[2], None, None, None, config, False)
         assert fake.stride() == out.stride() and fake.shape == out.shape
 
 

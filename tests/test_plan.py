@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import itertools
 import math
@@ -22,7 +23,7 @@ from gnn_spmm_plugin import _config
 from gnn_spmm_plugin.features import GraphFeatures
 from gnn_spmm_plugin.functional_aggregate import aggregate
 from gnn_spmm_plugin.plan import WARM_AFTER, default_plan
-from gnn_spmm_plugin.schedule import Layout, by_degree, layout_of, list_items
+from gnn_spmm_plugin.schedule import Layout, by_degree, layout_of, list_items, move_edges, rows_at_once
 
 
 @pytest.fixture(autouse=True)
@@ -152,17 +153,20 @@ def test_explain(device: str) -> None:
     window=st.sampled_from([0, 1, 4, 1024]),
     long=st.sampled_from([0, 3, 1000]),
     order=st.sampled_from([None, "degree", "random"]),
+    bundle=st.sampled_from([1, 4]),
 )
-def test_work_items(device, e, chunk, window, long, order) -> None:  # type: ignore[no-untyped-def]
+def test_work_items(device, e, chunk, window, long, order, bundle) -> None:  # type: ignore[no-untyped-def]
     """Every row once, or its pieces in order; each of at most `chunk` edges; slots and merges that belong together."""
     csr = e.graph(device)._csr
     if csr.num_rows == 0:
         return
     rows = None if order is None else by_degree(csr) if order == "degree" else torch.randperm(csr.num_rows).to(device)
-    items, num_split, num_slots = list_items(csr, Layout(chunk, window, long), rows)
+    items, num_split, num_slots = list_items(csr, Layout(chunk, window, long, bundle), rows)
     assert items.dtype == torch.int32 and items.is_contiguous()
     pieces, merges = items[: len(items) - num_split].tolist(), items[len(items) - num_split :].tolist()
-    lengths = [end - begin for _, begin, end, _ in pieces]
+    if bundle > 1:
+        assert all(slot >= 0 for *_, slot in pieces[:num_slots]), "pieces come first"
+    lengths = [end - begin for _, begin, end, slot in pieces if bundle == 1 or slot < 0]
     assert [n > long for n in lengths] == sorted((n > long for n in lengths), reverse=True)
     if window == 0:
         assert lengths == sorted(lengths, reverse=True)
@@ -171,6 +175,14 @@ def test_work_items(device, e, chunk, window, long, order) -> None:  # type: ign
             assert max(csr.degree().tolist()) > 64 or lengths[start : start + 4] == sorted(
                 lengths[start : start + 4], reverse=True
             )
+    order = list(range(csr.num_rows)) if rows is None else rows.tolist()
+    degree, rowptr, col = csr.degree().tolist(), csr.rowptr.tolist(), csr.col.tolist()
+    moved = csr if rows is None else move_edges(csr, rows)
+    assert moved.col.tolist() == [c for row in order for c in col[rowptr[row] : rowptr[row + 1]]]
+    if moved is not csr:
+        perm = list(range(len(col))) if csr.perm is None else csr.perm.tolist()
+        assert moved.perm.tolist() == [e for row in order for e in perm[rowptr[row] : rowptr[row + 1]]]
+    ends = dict(zip(order, itertools.accumulate(degree[row] for row in order), strict=True))
     by_row: dict[int, list[list[int]]] = {}
     for piece in pieces:
         by_row.setdefault(piece[0], []).append(piece)
@@ -178,7 +190,7 @@ def test_work_items(device, e, chunk, window, long, order) -> None:  # type: ign
     slots = []
     for row, parts in by_row.items():
         parts.sort(key=lambda piece: piece[1])
-        assert parts[0][1] == csr.rowptr[row] and parts[-1][2] == csr.rowptr[row + 1]
+        assert parts[-1][2] == ends[row] and parts[-1][2] - parts[0][1] == degree[row]
         assert all(a[2] == b[1] for a, b in itertools.pairwise(parts))
         most = max(chunk, math.ceil(math.sqrt(parts[-1][2] - parts[0][1])))
         assert all(end - begin <= most for _, begin, end, _ in parts)
@@ -457,3 +469,60 @@ def test_short_rows_need_no_items(device: str, reduce: str) -> None:
         assert device == "cpu" or "none of over 8 edges" in plan.explain()
         expected = expect_spmm(g, x, None, torch.zeros_like(x), reduce)
         close(gsp.spmm(g, x, reduce=reduce, plan=plan), expected.out)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("hubs", [0, 4])
+@pytest.mark.gpu
+def test_rows_at_once(dtype: torch.dtype, hubs: int) -> None:
+    """Rows of up to four edges, empty ones among them, and rows that are split: several at a time, the same bits."""
+    generator = torch.Generator().manual_seed(0)
+    nodes, device = 60_001, "cuda"
+    degree = torch.randint(5, (nodes,), generator=generator)
+    degree[torch.tensor([0, 7, 8, nodes - 1])[:hubs]] = 500
+    degree[:: nodes // 3] += 40 * bool(hubs)  # long, but not split
+    dst = torch.arange(nodes).repeat_interleave(degree)
+    src = torch.randint(nodes, dst.shape, generator=generator)
+    g = gsp.Graph.from_edge_index(torch.stack([src, dst]).to(device), nodes)
+    weight = torch.rand(len(dst), generator=generator).to(device, dtype)
+    for width in (32, 36, 100, 264):
+        x = values((nodes, width), dtype, 1, device=device)
+        for w, reduce in itertools.product((None, weight), ("sum", "mean")):
+            plan = gsp.plan(g, width, dtype, reduce)
+            assert plan.config[-1] == 2 and (plan.items is not None) == bool(hubs)
+            assert "take 2 rows at once" in plan.explain()
+            expected = expect_spmm(g, x, w, torch.zeros_like(x), reduce)
+            out = gsp.spmm(g, x, w, reduce, plan=plan)
+            close(out, expected.out)
+            for bundle in (1, 3):
+                other = dataclasses.replace(plan, config=[*plan.config[:-1], bundle])
+                assert torch.equal(out, gsp.spmm(g, x, w, reduce, plan=other))
+
+
+def test_which_graphs_take_several_rows_at_once() -> None:
+    """Both sides of each threshold."""
+    for rows, mean, longest, expected in (
+        (10**6, 2.5, 4, 4),
+        (10**6, 4.0, 8, 4),
+        (10**6, 4.1, 8, 3),
+        (10**6, 4.1, 9, 1),
+        (10**6, 4.0, 10**4, 4),
+        (100_000, 3.0, 8, 2),
+        (160_000, 3.0, 8, 3),
+    ):
+        f = GraphFeatures(rows, rows, int(rows * mean), mean, longest, 1.0, 0, 0.5)
+        assert rows_at_once(f) == expected, (rows, mean, longest)
+
+
+def test_small_graphs_share_only_long_rows(device: str) -> None:
+    """Up to 100 edges a row is left to a warp, in one launch and without items."""
+    for longest, unsplit in ((100, True), (101, False)):
+        dst = torch.cat([torch.zeros(longest, dtype=torch.int64), torch.arange(2000 - longest) % 299 + 1])
+        g = gsp.Graph.from_edge_index(torch.stack([torch.arange(2000) % 300, dst]).to(device), 300)
+        for width in (1, 4, 16, 30, 64, 200):
+            plan = gsp.plan(g, width)
+            assert plan.items is None
+            assert device == "cpu" or (plan.config[0] == 0) == unsplit, plan.explain()
+            x = values((300, width), torch.float32, 1, device=device)
+            expected = expect_spmm(g, x, None, torch.zeros_like(x), "sum")
+            close(gsp.spmm(g, x, plan=plan), expected.out)

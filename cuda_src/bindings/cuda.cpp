@@ -71,15 +71,15 @@ int64_t row_stride(const char* name, const Tensor& t, const Sizes& sizes) {
 }
 
 // What a plan passes: config = {long row, chunk, items, merges, scratch slots, lanes, fold,
-// parallel}; see Plan.
+// parallel, bundle}; see Plan.
 cuda::RowSweep sweep_of(const Sizes& sizes, const Tensor& rowptr, const Tensor& col,
                         const OptionalTensor& perm, const OptionalTensor& weight, const Tensor& x,
                         const OptionalTensor& items, const std::vector<int64_t>& config) {
   STD_TORCH_CHECK(sizes.width <= std::numeric_limits<int32_t>::max(), "got ", sizes.width,
                   " columns, expected fewer than 2^31");
   STD_TORCH_CHECK(
-      config.size() == 8 && *std::min_element(config.begin(), config.end()) >= 0 && config[1] >= 1,
-      "config has ", config.size(), " entries, expected the 8 of a plan for this graph");
+      config.size() == 9 && *std::min_element(config.begin(), config.end()) >= 0 && config[1] >= 1,
+      "config has ", config.size(), " entries, expected the 9 of a plan for this graph");
   cuda::RowSweep p{{sizes.dtype}, sizes.csr.wide()};
   p.long_row = config[0];
   p.chunk = config[1];
@@ -89,6 +89,8 @@ cuda::RowSweep sweep_of(const Sizes& sizes, const Tensor& rowptr, const Tensor& 
                                  (fold == 1 || fold == 2)),
                   "config asks for ", lanes, " lanes, fold ", fold, ", ", parallel,
                   " groups, expected powers of two of at most 32 threads, and fold 1 or 2");
+  STD_TORCH_CHECK(config[8] >= 1 && config[8] <= 1024, "config asks for ", config[8],
+                  " rows at a time, expected 1 to 1024");
   if (lanes != 0) {
     p.geometry = {static_cast<int>(lanes), static_cast<int>(fold), static_cast<int>(parallel)};
   }
@@ -104,6 +106,7 @@ cuda::RowSweep sweep_of(const Sizes& sizes, const Tensor& rowptr, const Tensor& 
     p.num_merges = static_cast<int>(config[3]);
     p.num_slots = static_cast<int>(config[4]);
   }
+  if (p.items != nullptr || p.long_row == 0) p.bundle = static_cast<int>(config[8]);
   p.l2_bytes = attribute<cudaDevAttrL2CacheSize>(rowptr.get_device_index());
   p.cols = x.size(0);
   p.rowptr = rowptr.const_data_ptr();
@@ -204,9 +207,10 @@ Tensor spmm(const Tensor& rowptr, const Tensor& col, const OptionalTensor& weigh
 
 Tensor row_sum(const Tensor& rowptr, const Tensor& col, const Tensor& x, int64_t lengths,
                bool mean) {
-  return spmm(rowptr, col, {}, x, {}, {}, {},
-              {lengths >> 32, lengths & 0xffffffff, 0, 0, 0, 0, 0, 0}, mean, {}, {}, {}, false, {},
-              {}, 0);
+  const int64_t long_row = lengths >> 32, low = lengths & 0xffffffff;
+  const std::vector<int64_t> config{long_row, long_row > 0 ? low : 1, 0, 0, 0, 0, 0,
+                                    0,        long_row > 0 ? 1 : low};
+  return spmm(rowptr, col, {}, x, {}, {}, {}, config, mean, {}, {}, {}, false, {}, {}, 0);
 }
 
 Tensor pcsr_spmm(const Tensor& rowptr, const Tensor& ptr, const Tensor& col,

@@ -39,7 +39,7 @@ struct Work {
 //   again, so the shortest rows take one. So do, up to 512 bytes, rows that share cache lines: a
 //   line in which one pass ends and the next begins counts for both.
 // - What few rows leave idle goes to sharing them; where a warp for each is not too much, every row
-//   has one, or several, for narrower passes.
+//   has one, and long ones several, for narrower passes.
 inline Geometry choose_geometry(const Work& w) {
   const int64_t degree = w.rows > 0 ? w.edges / w.rows : 0;
   const auto fits = [&](int64_t vectors) {
@@ -54,7 +54,10 @@ inline Geometry choose_geometry(const Work& w) {
   Geometry g;
   g.lanes = power_of_two_from(std::min<int64_t>(std::max<int64_t>(pass, 1), 64));
   const bool few = w.rows * 32 <= kFill;
-  if (few) {
+  if (few && w.can_fold && g.lanes > 1 && degree < 64) {
+    g.fold = 2;
+    g.lanes = std::min(g.lanes / 2, 8);
+  } else if (few) {
     g.lanes = std::min(g.lanes, 32);
     while (g.lanes > 4 && w.rows * 64 * ((w.vectors + g.lanes - 1) / g.lanes) <= kFill / 4 * 3) {
       g.lanes /= 2;
@@ -74,6 +77,12 @@ inline Geometry choose_geometry(const Work& w) {
     g.parallel *= 2;
   }
   return g;
+}
+
+// Threads of two vectors each that share a bundle of short rows: up to 512 bytes of a row in one
+// pass, as each pass reads the indices again.
+inline int stream_lanes(int64_t vectors) {
+  return power_of_two_from(std::min<int64_t>((vectors + 1) / 2, 16));
 }
 
 // How a sum from staged sources is spread over blocks of threads, which have a multiprocessor each:

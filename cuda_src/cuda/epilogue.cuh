@@ -68,34 +68,50 @@ __device__ __forceinline__ void divide_all(Acc (&v)[kVec], unsigned by) {
   for (int i = 0; i < kVec; ++i) v[i] = quotient(v[i], Acc(by), inverse);
 }
 
-// Writes columns [column, column + kVec) of a row of `length` edges, whose sums are `v`. Products
-// are rounded one by one, whatever is around them, so that every kernel writes the same bits.
+// Writes columns [column, column + kVec) of a row of `length` edges, whose sums are `v`, where the
+// end is plain.
 template <int kVec, typename T>
-__device__ __forceinline__ void finish_sum(const Epilogue<T>& e, int64_t row, int64_t length,
-                                           int column, acc_t<T> (&v)[kVec]) {
-  using Acc = acc_t<T>;
+__device__ __forceinline__ void finish_plain_sum(const Epilogue<T>& e, int64_t row, int64_t length,
+                                                 int column, acc_t<T> (&v)[kVec]) {
   if (e.scaled) {
     if (e.mean) divide_all(v, unsigned(length > 1 ? length : 1));
     if (e.dst_scale != nullptr) multiply_all(v, e.dst_scale[row]);
   }
-  if (e.plain) return store_as<T>(e.out, row * e.width + column, v);
+  store_as<T>(e.out, row * e.width + column, v);
+}
+
+// The same for any end: first everything is asked for, then it is added. Products are rounded one
+// by one, whatever is around them, so that every kernel writes the same bits.
+template <int kVec, typename T>
+__device__ __forceinline__ void finish_sum(const Epilogue<T>& e, int64_t row, int64_t length,
+                                           int column, acc_t<T> (&v)[kVec]) {
+  using Acc = acc_t<T>;
+  if (e.plain) return finish_plain_sum<kVec>(e, row, length, column, v);
   keep(row);
   keep(column);
+  Acc dst_scale = Acc(1), self_scale = Acc(1);
+  if (e.dst_scale != nullptr) dst_scale = e.dst_scale[row];
+  Vec<T, kVec> self;
   if (e.self != nullptr) {
-    const Acc scale =
-        e.self_scale == nullptr ? Acc(1) : e.self_scale[e.self_scale_by_row ? row : 0];
-    const Vec<T, kVec> x = load<T, kVec>(e.self + row * e.self_stride + column);
-#pragma unroll
-    for (int i = 0; i < kVec; ++i) v[i] = multiply_add(widen<T>(x.v[i]), scale, v[i]);
+    if (e.self_scale != nullptr) self_scale = e.self_scale[e.self_scale_by_row ? row : 0];
+    self = load<T, kVec>(e.self + row * e.self_stride + column);
   }
+  Vec<Acc, kVec> bias;
   if (e.bias != nullptr) {
-    Vec<Acc, kVec> bias;
     if (e.bias_aligned) {
       bias = load_wide_if<Acc, kVec>(true, e.bias + column);
     } else {
 #pragma unroll
       for (int i = 0; i < kVec; ++i) bias.v[i] = e.bias[column + i];
     }
+  }
+  if (e.mean) divide_all(v, unsigned(length > 1 ? length : 1));
+  if (e.dst_scale != nullptr) multiply_all(v, dst_scale);
+  if (e.self != nullptr) {
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) v[i] = multiply_add(widen<T>(self.v[i]), self_scale, v[i]);
+  }
+  if (e.bias != nullptr) {
 #pragma unroll
     for (int i = 0; i < kVec; ++i) v[i] += bias.v[i];
   }

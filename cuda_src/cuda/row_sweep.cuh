@@ -3,7 +3,7 @@
 //
 // A group of `lanes` threads covers the columns of a row, 16 bytes a thread where alignment allows;
 // `parallel` such groups share a row, each taking every `parallel`-th edge, with kUnroll gathers in
-// flight a thread. Two kernels differ in how rows are handed out:
+// flight a thread. Three kernels differ in how rows are handed out:
 //
 // - `row_sweep` needs nothing but the CSR arrays. A row of more than `long_row` edges would be a
 //   chain of dependent gathers, so a whole block sweeps it, `chunk` edges at a time.
@@ -12,6 +12,8 @@
 //   groups of a warp end together, and rows that lie together are still swept together. A row of
 //   several pieces leaves partial results in scratch, and `merge_pieces` folds them in ascending
 //   order.
+// - `stream_sweep` takes bundles of consecutive rows, for sums over graphs of which most rows are
+//   shorter than what a group can have in flight.
 //
 // No float is ever added atomically: the order of a sum depends on the row, the width and the
 // parameters alone.
@@ -57,6 +59,8 @@ struct SweepArgs {
                       // end slot, -} of split rows; null: every row
   int num_items;
   int num_merges;
+  int num_pieces;      // of stream_sweep: of rows that are split, the first items
+  int bundle;          // rows of a group
   acc_t<T>* scratch;   // [slots, width]
   Index* scratch_arg;  // [slots, width]
 };
@@ -100,6 +104,7 @@ struct OpBase {
   // many blocks share a multiprocessor, and a thread has at most 65536 / (256 * kBlocks) registers.
   static constexpr int kBlocks = kVec == 8 ? 2 : 4;
   static constexpr int kItemBlocks = 2 * kBlocks;
+  static constexpr bool kStreams = false;  // whether stream_sweep is worth instantiating
 
   // What is read of an edge before anything that its column leads to.
   struct Tap {
@@ -202,6 +207,13 @@ struct AddOp : OpBase<T, Index, kVec, kFold> {
       if (c.active[k]) finish_sum<kVec>(a.epilogue, row, length, c.at[k], s.v[k]);
     }
   }
+  static __device__ __forceinline__ void finish_plain(const Args& a, State& s, int64_t row,
+                                                      int64_t length, const Cols& c) {
+#pragma unroll
+    for (int k = 0; k < kFold; ++k) {
+      if (c.active[k]) finish_plain_sum<kVec>(a.epilogue, row, length, c.at[k], s.v[k]);
+    }
+  }
 };
 
 // Weighted sum and mean: sum of w * src_scale[col] * x[col].
@@ -224,6 +236,8 @@ struct SumOp : AddOp<T, Index, kVec, kFold> {
                                      : kVec == 8               ? (kFold == 1 ? 6 : 4)
                                      : kFold == 1              ? (kPlain ? 12 : 10)
                                                                : (kPlain ? 8 : 6);
+  static constexpr bool kStreams = kPlain && sizeof(Index) == 4;
+  static constexpr int kStreamBlocks = sizeof(T) == 4 ? 9 : sizeof(T) == 8 ? 6 : 7;
   static constexpr bool kByEdge =
       kWeighting == Weighting::kScalar || kWeighting == Weighting::kScalarColumn;
 
@@ -318,7 +332,7 @@ struct ExtremumOp : OpBase<T, Index, kVec, kFold> {
   using typename Base::Tap;
   static constexpr bool kHasArg = kArg;
   static constexpr int kBlocks = kVec == 8 ? 2 : 3;
-  static constexpr int kItemBlocks = 2 * kBlocks;
+  static constexpr int kItemBlocks = !kPlain || sizeof(T) != 4 ? 2 * kBlocks : kFold == 1 ? 10 : 8;
   static constexpr int kUnroll = 4;
 
   using State = Extrema<Acc, Index, kVec, kFold, kArg>;
@@ -766,6 +780,18 @@ __global__ void __launch_bounds__(kThreads, Op::kBlocks)
   }
 }
 
+// A partial result to its slot of scratch.
+template <typename Op>
+__device__ __forceinline__ void save_state(const typename Op::Args& a, const typename Op::State& s,
+                                           int slot, const typename Op::Cols& c) {
+#pragma unroll
+  for (int k = 0; k < Op::kFolds; ++k) {
+    if (!c.active[k]) continue;
+    const int64_t at = int64_t(slot) * a.width + c.at[k];
+    Op::save_vector(s, k, a.scratch + at, Op::kHasArg ? a.scratch_arg + at : nullptr);
+  }
+}
+
 // kLogLanes, kLogParallel: the geometry, where it is worth an instantiation of its own, for widths
 // that it divides; -1: as the arguments say.
 template <typename Op, int kLogLanes, int kLogParallel>
@@ -798,12 +824,89 @@ __global__ void __launch_bounds__(kItemThreads, Op::kItemBlocks)
     Op::finish(a, s, item.x, int64_t(item.z) - item.y, c);
     return;
   }
-#pragma unroll
-  for (int k = 0; k < Op::kFolds; ++k) {
-    if (!c.active[k]) continue;
-    const int64_t at = int64_t(item.w) * a.width + c.at[k];
-    Op::save_vector(s, k, a.scratch + at, Op::kHasArg ? a.scratch_arg + at : nullptr);
+  save_state<Op>(a, s, item.w, c);
+}
+
+// A group reads the bounds of a row, then the columns of its edges, then x: three times in a row it
+// waits for memory, and rows of two or three edges are over before much of it is in flight. So here
+// it takes `bundle` consecutive rows, whose edges it streams as if they were of one, and writes a
+// row wherever one ends. Of rows of more than `chunk` edges it takes the pieces, the first items of
+// a plan. For plain ends alone (see Epilogue): with the code for the others it is slower.
+template <typename Op>
+__global__ void __launch_bounds__(kItemThreads, Op::kStreamBlocks)
+    stream_sweep(const __grid_constant__ typename Op::Args a) {
+  using Pos = Position<typename Op::Idx>;
+  constexpr int kUnroll = 2;  // edges; as many more columns are on their way
+  const unsigned thread = threadIdx.x;
+  typename Op::Cols c;
+  find_columns<Op>(a, 1 << a.log_lanes, c);
+  unsigned at = (blockIdx.x << (kLogItemThreads - a.log_lanes)) + (thread >> a.log_lanes);
+  int row, stop, last;  // rows up to `stop` are streamed at once, those up to `last` altogether
+  Pos j, end, row_end;
+  const bool piece = at < unsigned(a.num_pieces);
+  if (piece) {
+    const int4 item = a.items[at];
+    row = -1 - item.w;  // its slot
+    last = row + 1;
+    j = Pos(item.y);
+    end = Pos(item.z);
+    row_end = end;
+  } else {
+    at -= unsigned(a.num_pieces);
+    if (uint64_t(at) * unsigned(a.bundle) >= uint64_t(a.rows)) return;
+    row = int(at) * a.bundle;
+    last = min(row + a.bundle, int(a.rows));
+    j = Pos(a.rowptr[row]);
+    end = Pos(a.rowptr[last]);
+    row_end = Pos(a.rowptr[row + 1]);
   }
+  stop = last;
+  Pos row_begin = j;
+  typename Op::Row own;
+  Op::begin(a, row, c, own);
+  Op::settle(own);
+  typename Op::State s;
+  Op::init(s, 0);
+  typename Op::Tap tap[kUnroll];
+  typename Op::Edge e[kUnroll];
+  const auto fetch = [&](Pos from) {
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) tap[u] = Op::tap(a, from + u, from + u < end);
+  };
+  const bool skips = a.num_pieces > 0 && !piece;
+  const auto in_pieces = [&](int r) { return int64_t(a.rowptr[r + 1]) - a.rowptr[r] > a.chunk; };
+  do {
+    if (skips) {
+      while (row < last && in_pieces(row)) ++row;
+      if (row == last) return;
+      stop = row + 1;
+      while (stop < last && !in_pieces(stop)) ++stop;
+      j = row_begin = Pos(a.rowptr[row]);
+      row_end = Pos(a.rowptr[row + 1]);
+      end = Pos(a.rowptr[stop]);
+    }
+    fetch(j);
+    for (; row < stop; j += kUnroll) {
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) Op::gather(a, own, j + u, tap[u], j + u < end, c, e[u]);
+      fetch(j + kUnroll);
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        while (j + u == row_end && row < stop) {
+          if (row < 0) {
+            save_state<Op>(a, s, -1 - row, c);
+          } else {
+            Op::finish_plain(a, s, row, int64_t(row_end - row_begin), c);
+          }
+          Op::init(s, 0);
+          row_begin = row_end;
+          if (++row < stop) row_end = Pos(a.rowptr[row + 1]);
+        }
+        Op::update(s, own, e[u], int(j + u), true);
+      }
+    }
+    if (skips) Op::init(s, 0);
+  } while (skips && row < last);
 }
 
 // Folds the pieces of each split row, one thread a vector of columns.

@@ -71,6 +71,16 @@ cudaError_t launch_rows(const RowSweep& p, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
+template <template <typename, typename, int, int> class Op, typename T, int kVec>
+cudaError_t launch_merges(const SweepArgs<T, int>& a, cudaStream_t stream) {
+  if (a.num_merges > 0) {
+    const int64_t vectors = divide_up(a.width, kVec);
+    const unsigned blocks = unsigned(divide_up(a.num_merges * vectors, kItemThreads));
+    GSP_LAUNCH_BLOCKS((merge_pieces<Op<T, int, kVec, 1>>), blocks, kItemThreads, stream, a);
+  }
+  return cudaGetLastError();
+}
+
 // The items of a plan, then the rows that are split; or rows of which none is long.
 template <template <typename, typename, int, int> class Op, typename T, int kVec, int kFold,
           int kLogLanes = -1, int kLogParallel = -1>
@@ -84,19 +94,37 @@ cudaError_t launch_items(const RowSweep& p, const Geometry& g, cudaStream_t stre
                   unsigned(divide_up(vectors, int64_t(kFold) * g.lanes)));
   GSP_LAUNCH_BLOCKS((item_sweep<Op<T, int, kVec, kFold>, kLogLanes, kLogParallel>), grid,
                     kItemThreads, stream, a);
-  if (p.num_merges > 0) {
-    const unsigned blocks = unsigned(divide_up(p.num_merges * vectors, kItemThreads));
-    GSP_LAUNCH_BLOCKS((merge_pieces<Op<T, int, kVec, 1>>), blocks, kItemThreads, stream, a);
-  }
-  return cudaGetLastError();
+  return launch_merges<Op, T, kVec>(a, stream);
+}
+
+// Bundles of rows, and the pieces of those that are split.
+template <template <typename, typename, int, int> class Op, typename T, int kVec>
+cudaError_t launch_stream(const RowSweep& p, cudaStream_t stream) {
+  auto a = typed<T, int>(p);
+  const int64_t vectors = divide_up(p.width, kVec);
+  const int lanes = stream_lanes(vectors);
+  a.log_lanes = log2_ceil(lanes);
+  a.num_pieces = p.items == nullptr ? 0 : p.num_slots;
+  a.bundle = p.bundle;
+  const int64_t groups = a.num_pieces + divide_up(p.rows, p.bundle);
+  const dim3 grid(unsigned(divide_up(groups, kItemThreads / lanes)),
+                  unsigned(divide_up(vectors, 2 * lanes)));
+  GSP_LAUNCH_BLOCKS((stream_sweep<Op<T, int, kVec, 2>>), grid, kItemThreads, stream, a);
+  return launch_merges<Op, T, kVec>(a, stream);
 }
 
 // The geometry of a plan is meant for vectors of 16 bytes; where alignment forbids them, as where
 // there is none, it is chosen here.
 template <template <typename, typename, int, int> class Op, typename T, int kVec, bool kCanFold>
 cudaError_t launch_vectors(const RowSweep& p, cudaStream_t stream) {
-  if (p.items == nullptr && p.long_row != 0) return launch_rows<Op, T, int, kVec>(p, stream);
   constexpr bool kWide = kVec * sizeof(T) == 16, kFolds = kWide && kCanFold;
+  if (p.items == nullptr && p.long_row != 0) return launch_rows<Op, T, int, kVec>(p, stream);
+  if constexpr (kWide && Op<T, int, kVec, 2>::kStreams) {
+    // Of narrow rows a warp has enough as it is.
+    const int64_t bytes = p.width * sizeof(T), wide = p.items == nullptr ? 128 : 256;
+    if (p.bundle > 1 && p.geometry.lanes == 0 && bytes >= wide && epilogue_of<T>(p).plain)
+      return launch_stream<Op, T, kVec>(p, stream);
+  }
   Geometry g = p.geometry;
   if (!kWide || g.lanes == 0) g = geometry_of<T, kVec, kFolds>(p);
   if constexpr (kFolds) {

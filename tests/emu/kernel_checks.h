@@ -147,6 +147,7 @@ struct Items {
     num_merges = int(merges.size());
     for (int i = num_items - 1; i > 0; --i)
       std::swap(pieces[size_t(i)], pieces[size_t(below(i + 1))]);
+    std::stable_partition(pieces.begin(), pieces.end(), [](const int4& p) { return p.w >= 0; });
     pieces.insert(pieces.end(), merges.begin(), merges.end());
     list = std::make_unique<Buffer<int4>>(pieces.size());
     std::copy(pieces.begin(), pieces.end(), list->data());

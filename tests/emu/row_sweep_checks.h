@@ -117,6 +117,11 @@ std::vector<std::unique_ptr<Results<Out, Index>>> sweep(const char* name, RowSwe
   run("items, long", &items);
   p.long_row = 0;
   run("rows of any length", nullptr);
+  p.geometry = {};
+  p.bundle = 4;
+  run("rows in bundles", nullptr);
+  p.long_row = shape.long_row;
+  run("items, short rows in bundles", &items);
   return all;
 }
 
