@@ -174,15 +174,6 @@ def _linear_raw(
     return _sum_raw(csr, p, _rows_first(x), weight, scale, None, mean == "rows")
 
 
-def _pays_by_edge(csr: Csr, x: Tensor) -> bool:
-    """Whether scales laid out by edge are worth their memory: not where wide rows of few nodes are gathered.
-
-    Measured on an H200: by edge, sums over 170,000 nodes take 0.83 to 0.93 times as long at widths up to 16, and as
-    long at 128; over a million nodes, 0.83 to 0.97 at all widths.
-    """
-    return x.shape[1] * x.element_size() < 128 or csr.num_cols >= 500_000
-
-
 def _sum_raw(
     csr: Csr,
     p: Plan,
@@ -198,7 +189,7 @@ def _sum_raw(
         return p.pcsr.product(csr.rowptr, weight, x, src_scale, dst_scale, mean, *end)
     w = None if weight is None else csr.in_row_order(weight)
     warm = p.items is not None or (p.mode == "warm" and x.is_cuda)
-    if warm and w is None and src_scale is not None and src_scale.dtype == x.dtype and _pays_by_edge(csr, x):
+    if warm and w is None and src_scale is not None and src_scale.dtype == x.dtype:
         # The same bits, but read in order instead of gathered by column. (Half features would round it.)
         w = csr.scale_in_row_order(src_scale)
         src_scale = src_scale if w is None else None

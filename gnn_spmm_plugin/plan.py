@@ -39,6 +39,9 @@ SMALL_EDGES = 100_000
 #: The longest row of a small graph that is left to the lane groups of a warp; blocks share longer ones.
 LONE_ROWS = 100
 
+#: Rows of fewer edges are read faster where those of a schedule lie together; long ones fill cache lines anyway.
+MOVE_DEGREE = 64
+
 
 def _lengths(num_rows: int, num_edges: int) -> tuple[int, int]:
     """(long row, chunk) of a cold plan: a row of more edges for a lane group gets a block, a chunk at a time.
@@ -181,7 +184,10 @@ def _warm(csr: Csr, kernel: Kernel, schedule: str | Tensor | None = None) -> Pla
             layout = layout_of(features)
             if order is not None:
                 layout = replace(layout, bundle=1)  # bundles are of rows as they are
-            items, num_split, num_slots = list_items(csr, layout, order)
+                if features.mean_degree < MOVE_DEGREE:
+                    moved = move_edges(csr, order)
+                    reasons.append("edges     a copy of them in the order of the schedule")
+            items, num_split, num_slots = list_items(csr, layout, order, moved is not None)
             config[1:5] = [layout.chunk, len(items) - num_split, num_split, num_slots]
             config[8] = layout.bundle
             reasons.append(
@@ -193,9 +199,6 @@ def _warm(csr: Csr, kernel: Kernel, schedule: str | Tensor | None = None) -> Pla
             if order is None:
                 stage, why = stage_of(csr, features, shared_bytes(csr.col.device))
                 reasons += [f"staged    {why}"] if why else []
-            else:
-                moved = move_edges(csr, order)
-                reasons.append("edges     a copy of them in the order of the schedule")
         if config[8] > 1:
             reasons.append(f"bundles   sums of wide features take {config[8]} rows at once")
     seconds = time.perf_counter() - start

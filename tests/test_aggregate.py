@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gnn_spmm_plugin as gsp
-from gnn_spmm_plugin import _native, derivatives, reference
+from gnn_spmm_plugin import _native, reference
 from gnn_spmm_plugin.functional_aggregate import aggregate
 from gnn_spmm_plugin.plan import SMALL_EDGES
 
@@ -291,19 +291,6 @@ def test_constant_scales_are_laid_out_at_their_second_use(device: str, dtype: to
     assert max(n for _, n in sizes.made) < g.num_edges, sizes.made
     want = expected(g, x, scale) * scale[:, None] + x * scale[:, None]
     assert torch.allclose(results[0][0].double(), want, rtol=1e-4, atol=1e-3)
-
-
-def test_scales_of_wide_rows_of_few_nodes_are_not_laid_out(device: str) -> None:
-    """There they would take memory and bring nothing."""
-    g, scale = large(device), scale_of(device)
-    for width, expected_gathers in ((31, 1), (32, 0)):
-        x = values((500, width), torch.float32, 1, device=device)
-        fresh = scale.clone()
-        assert gathers(lambda: [aggregate(g, x, src_scale=fresh) for _ in range(3)]) == expected_gathers  # noqa: B023
-        assert torch.allclose(aggregate(g, x, src_scale=fresh).double(), expected(g, x, scale), rtol=1e-4, atol=1e-3)
-    assert derivatives._pays_by_edge(
-        gsp.Graph.from_edge_index(torch.zeros(2, 1).long(), 500_000)._csr, torch.zeros(1, 64)
-    )
 
 
 def test_the_backward_of_a_mean_has_its_counts_laid_out(device: str) -> None:

@@ -154,14 +154,15 @@ def test_explain(device: str) -> None:
     long=st.sampled_from([0, 3, 1000]),
     order=st.sampled_from([None, "degree", "random"]),
     bundle=st.sampled_from([1, 4]),
+    moves=st.booleans(),
 )
-def test_work_items(device, e, chunk, window, long, order, bundle) -> None:  # type: ignore[no-untyped-def]
+def test_work_items(device, e, chunk, window, long, order, bundle, moves) -> None:  # type: ignore[no-untyped-def]
     """Every row once, or its pieces in order; each of at most `chunk` edges; slots and merges that belong together."""
     csr = e.graph(device)._csr
     if csr.num_rows == 0:
         return
     rows = None if order is None else by_degree(csr) if order == "degree" else torch.randperm(csr.num_rows).to(device)
-    items, num_split, num_slots = list_items(csr, Layout(chunk, window, long, bundle), rows)
+    items, num_split, num_slots = list_items(csr, Layout(chunk, window, long, bundle), rows, moves)
     assert items.dtype == torch.int32 and items.is_contiguous()
     pieces, merges = items[: len(items) - num_split].tolist(), items[len(items) - num_split :].tolist()
     if bundle > 1:
@@ -177,7 +178,8 @@ def test_work_items(device, e, chunk, window, long, order, bundle) -> None:  # t
             )
     order = list(range(csr.num_rows)) if rows is None else rows.tolist()
     degree, rowptr, col = csr.degree().tolist(), csr.rowptr.tolist(), csr.col.tolist()
-    moved = csr if rows is None else move_edges(csr, rows)
+    moved = csr if rows is None or not moves else move_edges(csr, rows)
+    order = list(range(csr.num_rows)) if moved is csr else order
     assert moved.col.tolist() == [c for row in order for c in col[rowptr[row] : rowptr[row + 1]]]
     if moved is not csr:
         perm = list(range(len(col))) if csr.perm is None else csr.perm.tolist()
@@ -201,6 +203,32 @@ def test_work_items(device, e, chunk, window, long, order, bundle) -> None:  # t
             assert [row, parts[0][3], parts[-1][3] + 1, 0] in merges
             assert [part[3] for part in parts] == list(range(parts[0][3], parts[-1][3] + 1))
     assert sorted(slots) == list(range(num_slots)) and len(merges) == num_split
+
+
+@pytest.mark.parametrize("mean_degree", [3, 80])
+def test_schedules_with_weights_and_winners(device: str, mean_degree: int) -> None:
+    """Edges that lie in the order of a schedule, and those that do not, keep their weights, numbers and gradients."""
+    generator = torch.Generator().manual_seed(0)
+    n, edges = 300, 300 * mean_degree
+    g = gsp.Graph.from_edge_index(torch.randint(n, (2, edges), generator=generator).to(device), n)
+    x = values((n, 24), torch.float32, 1, device=device).requires_grad_()
+    weight = values((edges,), torch.float32, 2, device=device).requires_grad_()
+    grad = values((n, 24), torch.float32, 3, device=device)
+    order = torch.randperm(n, generator=generator).to(device)
+    for reduce in REDUCES:
+        plan = gsp.plan(g, 24, reduce=reduce, schedule=order)
+        assert (plan.moved is not None) == (device == "cuda" and mean_degree == 3)
+        expected = expect_spmm(g, x, weight, grad, reduce)
+        for w in (weight, weight.detach(), weight.detach()):  # what is constant is kept
+            out = gsp.spmm(g, x, w, reduce, plan=plan)
+            close(out, expected.out)
+            (grad_x,) = torch.autograd.grad(out, x, grad)
+            close(grad_x, expected.grad_x)
+        if reduce in ("max", "min"):
+            arg = gsp.spmm(g, x, weight, reduce, return_arg=True, plan=plan)[1]
+            assert torch.equal(arg, gsp.spmm(g, x, weight, reduce, return_arg=True)[1])
+        (grad_weight,) = torch.autograd.grad(gsp.spmm(g, x, weight, reduce, plan=plan), weight, grad)
+        close(grad_weight, expected.grad_weight, 2)
 
 
 def test_schedules(device: str) -> None:
@@ -505,13 +533,17 @@ def test_which_graphs_take_several_rows_at_once() -> None:
         (10**6, 2.5, 4, 4),
         (10**6, 4.0, 8, 4),
         (10**6, 4.1, 8, 3),
+        (10**6, 6.0, 8, 3),
+        (10**6, 6.1, 8, 1),
         (10**6, 4.1, 9, 1),
         (10**6, 4.0, 10**4, 4),
         (100_000, 3.0, 8, 2),
         (160_000, 3.0, 8, 3),
     ):
-        f = GraphFeatures(rows, rows, int(rows * mean), mean, longest, 1.0, 0, 0.5)
+        f = GraphFeatures(rows, rows, int(rows * mean), mean, longest, 1.0, 0, 0.3)
         assert rows_at_once(f) == expected, (rows, mean, longest)
+        far = dataclasses.replace(f, locality=0.29)
+        assert rows_at_once(far) == (expected if mean <= 4 else 1)
 
 
 def test_small_graphs_share_only_long_rows(device: str) -> None:
