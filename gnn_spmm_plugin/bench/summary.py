@@ -115,7 +115,8 @@ def judge(
     """A line of the summary from its values."""
     if not values:
         return None
-    mean = math.exp(sum(math.log(max(v, 1e-9)) for _, v in values) / len(values))
+    # A difference can be none at all, or less; then there is no geometric mean.
+    mean = math.exp(sum(math.log(v) for _, v in values) / len(values)) if all(v > 0 for _, v in values) else math.nan
     where, extreme = (max if small else min)(values, key=lambda v: v[1])
 
     def reaches(value: float, wanted: float | None) -> bool:
@@ -128,7 +129,7 @@ def judge(
     if met != "NO" and stretch is not None and reaches(mean if bar is not None else extreme, stretch):
         met = "stretch"
     return [
-        *(what, str(len(values)), f"{mean:.3g}", f"{extreme:.3g}", where),
+        *(what, str(len(values)), "-" if math.isnan(mean) else f"{mean:.3g}", f"{extreme:.3g}", where),
         *(", ".join(asked) or "-", "-" if stretch is None else f"{stretch:g}", met),
     ]
 
