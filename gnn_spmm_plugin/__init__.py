@@ -13,6 +13,7 @@ from .functional import edge_softmax, sddmm, spmm
 from .graph import Graph
 from .kernels import kernels
 from .plan import Plan, plan
+from .router import route
 
 if TYPE_CHECKING:
     from . import nn as nn
@@ -75,6 +76,7 @@ __all__ = [
     "plan",
     "report",
     "restore",
+    "route",
     "sddmm",
     "spmm",
     "stats",

@@ -23,10 +23,11 @@ from .features import GraphFeatures
 from .graph import Graph
 from .kernels import DTYPES, KERNELS, REDUCES, Kernel, check_reduce, for_device
 from .pcsr import Pcsr, prepare
+from .router import ra_route
 from .schedule import SHORT_ROWS, Stage, layout_of, list_items, move_edges, order_of, rows_at_once, stage_of
 
 MODES = ("auto", "cold", "warm")
-POLICIES = ("auto", "paramspmm", "csr")
+POLICIES = ("auto", "ra", "paramspmm", "csr")
 
 #: Uses of a graph after which its plan is upgraded. A mini-batch is used two or three times in each direction and then
 #: gone; looking at its degrees would cost more than it brings.
@@ -288,13 +289,48 @@ def _check_mode(kernel: Kernel, mode: str) -> None:
         raise ValueError("kernel 'pcsr' reads a format that has to be built: use mode='auto' or 'warm', not 'cold'")
 
 
-def _by_policy(policy: str, device: torch.device, reduce: str, mode: str) -> tuple[str, tuple[str, ...]]:
-    """The kernel that a policy insists on, "" for the default one, and what there is to say about it."""
+#: What runs of the families of RA-SpMM: a mode, a schedule, and what to say. They have other kernels, and tiles.
+_RA_HERE = {
+    "CSR_DIRECT": ("cold", None, "rows straight from the CSR arrays"),
+    "ZERO_OVERHEAD_CSR": ("warm", "degree", "rows by falling length, long ones in pieces"),
+    "SEGMENT_HYBRID": ("warm", None, "no tile kernel; long rows in pieces, merged in order"),
+    "TC_DIRECT": ("warm", None, "no tile kernel; rows as a warm plan lists them"),
+    "COMMUNITY_TC": ("warm", None, "no tile kernel; rows as a warm plan lists them"),
+    "CUSPARSE": ("cold", None, "rows straight from the CSR arrays, which have the same bits in every run"),
+}
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """What a policy insists on: a kernel ("" for the default one), a mode and a schedule, and what there is to say."""
+
+    kernel: str = ""
+    mode: str = "warm"
+    schedule: str | None = None
+    reasons: tuple[str, ...] = ()
+
+
+def _by_policy(policy: str, csr: Csr, width: int, reduce: str, mode: str) -> _Choice:
+    device = csr.col.device.type
+    if policy == "ra":
+        f = csr.plans.get("features")
+        if f is None:
+            f = csr.plans["features"] = GraphFeatures.of(csr)
+        found = ra_route(f.num_rows, f.mean_degree, f.degree_cv, width)
+        here_mode, schedule, what = _RA_HERE[found.family]
+        numbers = f"{f.num_rows:,} rows, mean degree {f.mean_degree:.2f}, degree_cv {f.degree_cv:.2f}, width {width}"
+        reasons = (
+            f"ra        {numbers}",
+            f"ra        {found.reason} -> {found.family} in {found.precision}",
+            f"ra        here: {what}, in the dtype of the features",
+        )
+        return _Choice("", here_mode, schedule, reasons)
     if policy != "paramspmm":
-        return "", ()
-    if mode != "cold" and any(k.name == "pcsr" and k.device == device.type and reduce in k.reduces for k in KERNELS):
-        return "pcsr", ()
-    return "", (f"paramspmm has no kernel for {reduce} on {device.type}, mode {mode}: the default one instead",)
+        return _Choice()
+    if mode != "cold" and any(k.name == "pcsr" and k.device == device and reduce in k.reduces for k in KERNELS):
+        return _Choice("pcsr")
+    why = f"paramspmm has no kernel for {reduce} on {device}, mode {mode}: the default one instead"
+    return _Choice(reasons=(why,))
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
@@ -321,8 +357,10 @@ def plan(
         reduce: ``"sum"``, ``"mean"``, ``"max"`` or ``"min"``.
         mode: ``"cold"`` (no preparation), ``"warm"``, or ``"auto"``, which here means warm: whoever asks for a plan
             will use it more than once.
-        policy: ``"auto"``, ``"paramspmm"`` for PCSR under the configuration that its rules choose (the default kernel
-            where PCSR has none: maxima and minima, the CPU), or ``"csr"`` for the plain row kernels.
+        policy: ``"auto"``; ``"ra"`` for the rules of RA-SpMM (`gnn_spmm_plugin.route`): of its kernels the nearest that
+            there is, and `Plan.explain` says which; ``"paramspmm"`` for PCSR under the configuration that its rules
+            choose (the default kernel where PCSR has none: maxima and minima, the CPU); or ``"csr"`` for the plain row
+            kernels.
         kernel: name of a kernel (see `kernels`), instead of a choice. `GSP_KERNEL` does the same.
         schedule: order in which rows are processed: None or ``"natural"``, ``"degree"`` (longest first), or a
             permutation of the rows, ``[num_rows]`` int32 or int64 on the graph's device; it has to be prepared, so
@@ -346,12 +384,15 @@ def plan(
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(map(str, DTYPES))}; got {dtype}")
     _refuse_capture("gnn_spmm_plugin would have to build a plan")
-    by_policy, why = _by_policy(policy, graph.device, reduce, mode)
-    chosen = for_device(graph.device, kernel or env("GSP_KERNEL") or by_policy)
+    csr = graph._csr
+    choice = _by_policy(policy, csr, width, reduce, mode)
+    chosen = for_device(graph.device, kernel or env("GSP_KERNEL") or choice.kernel)
     check_reduce(chosen, reduce)
     _check_mode(chosen, mode)
-    csr = graph._csr
-    mode = "cold" if mode == "cold" else "warm"
+    if mode == "auto":
+        mode = "warm" if schedule is not None or chosen.name == "pcsr" else choice.mode
+    if schedule is None and mode == "warm":
+        schedule = choice.schedule
     named = "natural" if schedule is None else schedule if isinstance(schedule, str) else ""
     if mode == "cold" and named != "natural":
         raise ValueError("a schedule has to be prepared: use mode='auto' or 'warm', not 'cold'")
@@ -360,7 +401,7 @@ def plan(
     # What is prepared depends on the structure alone: every width, dtype and reduction shares it. Of PCSR, the arrays
     # do, and every reduction shares the rest.
     prepared = (mode, chosen.name, named, request[:2] if chosen.name == "pcsr" else ())
-    key = (request, prepared, why)
+    key = (request, prepared, choice.reasons)
     made: Plan | None = kept.get(key)
     if made is None:
         shared = kept.get(prepared)
@@ -371,5 +412,5 @@ def plan(
                 shared = _build(csr, chosen, width, dtype, schedule)
                 graph._core.warm = True
             kept[prepared] = shared
-        made = kept[key] = replace(shared, request=request, reasons=shared.reasons + why)
+        made = kept[key] = replace(shared, request=request, reasons=shared.reasons + choice.reasons)
     return made

@@ -17,7 +17,7 @@ LAYERS = (
     ("_native",),
     ("csr",),
     ("graph",),
-    ("features", "kernels", "reference"),
+    ("features", "kernels", "reference", "router"),
     ("schedule", "pcsr"),
     ("plan",),
     ("derivatives",),
