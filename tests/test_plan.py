@@ -287,7 +287,7 @@ def test_plans_are_checked(device: str) -> None:
         ({"width": 3, "dtype": torch.int64}, r"dtype must be one of torch.float32.*got torch.int64"),
         ({"width": 3, "reduce": "prod"}, r"reduce must be one of sum, mean, max, min; got 'prod'"),
         ({"width": 3, "mode": "hot"}, r"mode must be one of auto, cold, warm"),
-        ({"width": 3, "policy": "magic"}, r"policy must be one of auto, paramspmm, csr"),
+        ({"width": 3, "policy": "magic"}, r"policy must be one of auto, ra, paramspmm, csr"),
         ({"width": 3, "kernel": "magic"}, r"unknown kernel 'magic'"),
     ],
 )
