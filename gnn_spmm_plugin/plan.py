@@ -27,7 +27,7 @@ from .router import ra_route
 from .schedule import SHORT_ROWS, Stage, layout_of, list_items, move_edges, order_of, rows_at_once, stage_of
 
 MODES = ("auto", "cold", "warm")
-POLICIES = ("auto", "ra", "paramspmm", "csr")
+POLICIES = ("auto", "ra", "paramspmm", "dualgcn", "csr")
 
 #: Uses of a graph after which its plan is upgraded. A mini-batch is used two or three times in each direction and then
 #: gone; looking at its degrees would cost more than it brings.
@@ -169,8 +169,9 @@ def _warm(csr: Csr, kernel: Kernel, schedule: str | Tensor | None = None) -> Pla
     moved = None
     with torch.no_grad():
         features = GraphFeatures.of(csr)
-        name, order = order_of(csr, schedule)
-        if kernel.device != "cuda" or csr.col.dtype != torch.int32:
+        listed = kernel.device == "cuda" and csr.col.dtype == torch.int32
+        name, order = order_of(csr, schedule, read=listed)
+        if not listed:
             name = "natural"
         elif csr.num_rows == 0 or (features.num_edges < SMALL_EDGES and order is None):
             if features.max_degree <= LONE_ROWS:
@@ -325,6 +326,12 @@ def _by_policy(policy: str, csr: Csr, width: int, reduce: str, mode: str) -> _Ch
             f"ra        here: {what}, in the dtype of the features",
         )
         return _Choice("", here_mode, schedule, reasons)
+    if policy == "dualgcn":
+        if csr.num_rows != csr.num_cols:
+            return _Choice(reasons=("dualgcn   walks need sources that are destinations: rows as they are",))
+        return _Choice(
+            schedule="dual_metric", reasons=("dualgcn   rows by falling density and degree, see dual_metric",)
+        )
     if policy != "paramspmm":
         return _Choice()
     if mode != "cold" and any(k.name == "pcsr" and k.device == device and reduce in k.reduces for k in KERNELS):
@@ -359,13 +366,14 @@ def plan(
             will use it more than once.
         policy: ``"auto"``; ``"ra"`` for the rules of RA-SpMM (`gnn_spmm_plugin.route`): of its kernels the nearest that
             there is, and `Plan.explain` says which; ``"paramspmm"`` for PCSR under the configuration that its rules
-            choose (the default kernel where PCSR has none: maxima and minima, the CPU); or ``"csr"`` for the plain row
-            kernels.
+            choose (the default kernel where PCSR has none: maxima and minima, the CPU); ``"dualgcn"`` for rows by the
+            dual metric (`gnn_spmm_plugin.partition`) where the graph is square; or ``"csr"`` for the plain row kernels.
         kernel: name of a kernel (see `kernels`), instead of a choice. `GSP_KERNEL` does the same.
-        schedule: order in which rows are processed: None or ``"natural"``, ``"degree"`` (longest first), or a
-            permutation of the rows, ``[num_rows]`` int32 or int64 on the graph's device; it has to be prepared, so
-            not with a cold plan. Results depend on it no more than on the kernel. A plan with a permutation is not
-            kept with the graph: a CUDA graph that uses it needs it alive.
+        schedule: order in which rows are processed: None or ``"natural"``, ``"degree"`` (longest first),
+            ``"dual_metric"`` (see `gnn_spmm_plugin.partition`), or a permutation of the rows, ``[num_rows]`` int32 or
+            int64 on the graph's device; it has to be prepared, so not with a cold plan. Results depend on it no more
+            than on the kernel. A plan with a permutation is not kept with the graph: a CUDA graph that uses it needs
+            it alive.
 
     Returns:
         A plan to pass to ``spmm(graph, x, plan=...)``. It belongs to this graph.

@@ -6,6 +6,7 @@ nor the order of summation inside a row, so features stay where they are.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypedDict
 
@@ -14,12 +15,10 @@ from torch import Tensor
 
 from .csr import Csr
 from .features import GraphFeatures
+from .partition import dual_metric
 
 #: Where no row is longer, all take about as long: two rounds of gathers. A list of them would only be one more read.
 SHORT_ROWS = 8
-
-#: The schedules that have a name; others are given as permutations.
-SCHEDULES = ("natural", "degree")
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ def check_schedule(csr: Csr, schedule: Tensor) -> Tensor:
         TypeError, ValueError: it is not one.
     """
     if not isinstance(schedule, Tensor):
-        raise TypeError(f"schedule must be None, 'natural', 'degree' or a torch.Tensor, got {schedule!r}")
+        raise TypeError(f"schedule must be None, a name or a torch.Tensor, got {schedule!r}")
     if schedule.dtype not in (torch.int32, torch.int64) or schedule.shape != (csr.num_rows,):
         raise ValueError(
             f"schedule must hold each row once, [{csr.num_rows}] int32 or int64, got {list(schedule.shape)} "
@@ -92,8 +91,8 @@ def check_schedule(csr: Csr, schedule: Tensor) -> Tensor:
     return order
 
 
-def order_of(csr: Csr, schedule: str | Tensor | None) -> tuple[str, Tensor | None]:
-    """What a schedule is called, and its int64 permutation of the rows; None: as they are.
+def order_of(csr: Csr, schedule: str | Tensor | None, *, read: bool = True) -> tuple[str, Tensor | None]:
+    """What a schedule is called, and its int64 permutation of the rows; None: as they are, or no one will read it.
 
     Raises:
         TypeError, ValueError: it is none.
@@ -102,13 +101,32 @@ def order_of(csr: Csr, schedule: str | Tensor | None) -> tuple[str, Tensor | Non
         name = schedule or "natural"
         if name not in SCHEDULES:
             raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}; got {name!r}")
-        return name, by_degree(csr) if name == "degree" else None
+        make = SCHEDULES[name]
+        return name, make(csr) if make is not None and read else None
     return "the caller's", check_schedule(csr, schedule)
+
+
+def by_dual_metric(csr: Csr) -> Tensor:
+    """Rows by falling hybrid of neighbour density and degree, equal ones in their order; square matrices only."""
+    kept: Tensor | None = csr.plans.get("dual_metric")  # walks take much longer than whatever is made of them
+    if kept is None:
+        few = csr.num_rows == 0
+        hybrid = csr.rowptr[:-1].float() if few else dual_metric(csr).hybrid
+        kept = csr.plans["dual_metric"] = hybrid.argsort(descending=True, stable=True)
+    return kept
 
 
 def by_degree(csr: Csr) -> Tensor:
     """Longest rows first, equal ones in their order."""
     return csr.degree().argsort(descending=True, stable=True)
+
+
+#: The schedules that have a name, and what makes them; others are given as permutations.
+SCHEDULES: dict[str, Callable[[Csr], Tensor] | None] = {
+    "natural": None,
+    "degree": by_degree,
+    "dual_metric": by_dual_metric,
+}
 
 
 class Stage(TypedDict, total=False):

@@ -18,6 +18,7 @@ LAYERS = (
     ("csr",),
     ("graph",),
     ("features", "kernels", "reference", "router"),
+    ("partition",),
     ("schedule", "pcsr"),
     ("plan",),
     ("derivatives",),

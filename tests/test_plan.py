@@ -237,13 +237,13 @@ def test_schedules(device: str) -> None:
     x = values((g.num_src, 24), torch.float32, 1, device=device)
     expected = expect_spmm(g, x, None, torch.zeros(g.num_dst, 24, device=device), "sum")
     order = torch.randperm(g.num_dst, generator=torch.Generator().manual_seed(0)).to(device)
-    for schedule in ("natural", "degree", order, order.int()):
+    for schedule in ("natural", "degree", "dual_metric", order, order.int()):
         plan = gsp.plan(g, 24, schedule=schedule)
         close(gsp.spmm(g, x, plan=plan), expected.out)
         name = schedule if isinstance(schedule, str) else "the caller's"
         assert plan.schedule == (name if device == "cuda" else "natural")
     for bad, error in (
-        ("rcm", r"schedule must be one of natural, degree; got 'rcm'"),
+        ("rcm", r"schedule must be one of natural, degree, dual_metric; got 'rcm'"),
         (order[:-1], r"schedule must hold each row once, \[60\] int32 or int64, got \[59\]"),
         (order.float(), r"torch.float32"),
         (torch.zeros_like(order), r"schedule must hold each row from 0 to 59 once"),
@@ -287,7 +287,7 @@ def test_plans_are_checked(device: str) -> None:
         ({"width": 3, "dtype": torch.int64}, r"dtype must be one of torch.float32.*got torch.int64"),
         ({"width": 3, "reduce": "prod"}, r"reduce must be one of sum, mean, max, min; got 'prod'"),
         ({"width": 3, "mode": "hot"}, r"mode must be one of auto, cold, warm"),
-        ({"width": 3, "policy": "magic"}, r"policy must be one of auto, ra, paramspmm, csr"),
+        ({"width": 3, "policy": "magic"}, r"policy must be one of auto, ra, paramspmm, dualgcn, csr"),
         ({"width": 3, "kernel": "magic"}, r"unknown kernel 'magic'"),
     ],
 )

@@ -176,7 +176,7 @@ def test_somebody_else_on_top_is_left_alone() -> None:
 
 
 def test_wrong_arguments() -> None:
-    with pytest.raises(ValueError, match=r"policy must be one of auto, ra, paramspmm, csr.*'fast'"):
+    with pytest.raises(ValueError, match=r"policy must be one of auto, ra, paramspmm, dualgcn, csr.*'fast'"):
         gsp.patch_pyg(policy="fast")
     with pytest.raises(TypeError, match=r"torch.nn.Module, got Tensor"):
         gsp.accelerate(torch.ones(1))

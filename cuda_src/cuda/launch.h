@@ -48,7 +48,7 @@ struct RowSweep : SumEnd {
   int64_t long_row = 0, chunk = 0;
   Geometry geometry = {};  // of item_sweep; lanes 0: chosen by what the work looks like
   int64_t l2_bytes = 0;
-  const void* items = nullptr;  // null: row_sweep; pieces of split rows come first
+  const void* items = nullptr;  // null: row_sweep; where bundle > 1, pieces of split rows first
   int num_items = 0, num_merges = 0, num_slots = 0;
   int bundle = 1;  // rows that a group of lanes takes at a time, where they are short
   void* scratch = nullptr;
