@@ -46,6 +46,11 @@ def env(name: str) -> str:
     return "" if value is None else os.fsdecode(value).strip().lower()
 
 
+def disabled() -> bool:
+    """Whether the integrations do nothing (``GSP_DISABLE=1``)."""
+    return env("GSP_DISABLE") in ("1", "true", "yes", "on")
+
+
 def verify_always() -> bool:
     """Whether cached graphs are compared with their edge_index on every use (``GSP_LOG=verify``)."""
     value = env("GSP_LOG")

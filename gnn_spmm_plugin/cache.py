@@ -13,6 +13,7 @@ hit here.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
 import threading
@@ -297,13 +298,19 @@ def clear_cache() -> None:
 
     What a captured CUDA graph reads is kept, and a warning says so: freeing it would let a replay read freed memory.
     """
+    _empty()
+    if _pinned:
+        log.warning("clear_cache: %d graphs are read by captured CUDA graphs and stay", len(_pinned))
+
+
+# At exit too: a tensor that dies while the interpreter takes modules apart would call what is no longer there.
+@atexit.register
+def _empty() -> None:
     for clear in on_clear:
         clear()
     with _lock:
         for kept in (_roots, _entries, _orphans, _by_size, _bytes):
             kept.clear()
-        if _pinned:
-            log.warning("clear_cache: %d graphs are read by captured CUDA graphs and stay", len(_pinned))
 
 
 def cached_graphs() -> int:

@@ -22,6 +22,7 @@ from torch.nn import functional as F
 
 import gnn_spmm_plugin as gsp
 
+from ._config import disabled
 from ._table import bytes_text, progress, show
 from .data import Dataset
 
@@ -284,7 +285,7 @@ def report(result: dict[str, Any]) -> None:
         for r in result["runs"]
     ]
     show(["model", "test accuracy", "ms per step", "peak memory", "kernel calls"], rows)
-    if result["load"] > 1.5 * result["cpus"]:
+    if _is_busy(result):
         print(f"times are rough: the machine is busy (load {result['load']:.1f}, {result['cpus']} CPUs)")
     for device, difference in result["logits_max_abs_difference"].items():
         print(f"largest difference of a logit on {device}, same weights: {difference:.1e}")
@@ -297,10 +298,19 @@ def report(result: dict[str, Any]) -> None:
         print("accuracy means nothing here: features and labels are random")
 
 
+def _is_busy(result: dict[str, Any]) -> bool:
+    """Whether others want the cores that this command takes: threads that wait for one another then take far longer."""
+    load, threads, cpus = result["load"], result["threads"], result["cpus"]
+    return bool(load + min(threads, cpus) > 1.25 * cpus)
+
+
 def _verdict(result: dict[str, Any], plain: dict[str, Any], fast: dict[str, Any]) -> str:
     device, gain = plain["device"], plain["ms_per_step"] / fast["ms_per_step"]
+    if fast["kernel_calls"] == 0:
+        why = "GSP_DISABLE is set" if disabled() else "a warning says why"
+        return f"{device}: nothing was accelerated, no kernel of this package ran: {why}"
     if gain >= 1.2:
-        return f"{device}: a step is {gain:.1f} times as fast"
+        return f"{device}: a step is {gain:.1f} times as fast" + (", roughly: see above" if _is_busy(result) else "")
     why = "the time goes elsewhere: into the dense layers and the optimizer"
     if result["edges"] < 100_000:
         why = "the graph is so small that starting operations, and the dense layers, take the time"

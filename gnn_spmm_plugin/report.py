@@ -21,9 +21,9 @@ class Report:
 
     Attributes:
         rows: for each message passing layer, a dict of ``layer``, ``kind``, ``status`` (``"fused"``, ``"partly"``,
-            ``"not"``, ``"not called"``; ``"gsp.nn"`` for a layer of this package, which needs no help), ``ops`` (how
-            often each aggregation ran fused), ``reasons`` (how often each reason kept one from it), ``calls`` and
-            ``hints``.
+            ``"not"``, ``"not called"``, ``"not accelerated"``; ``"gsp.nn"`` for a layer of this package, which needs no
+            help), ``ops`` (how often each aggregation ran fused), ``reasons`` (how often each reason kept one from it),
+            ``calls`` and ``hints``.
     """
 
     def __init__(self, rows: list[dict[str, Any]]) -> None:
@@ -52,7 +52,7 @@ def report(model: Any) -> Report:
 
     Returns:
         A table to print; its `rows` hold the same as data. A layer is *fused* when every gather of its calls ended in a
-        sparse product, *partly* fused when some did.
+        sparse product, *partly* fused when some did. What compiled code does is not counted.
 
     Raises:
         ImportError: PyG is not installed.
@@ -61,10 +61,12 @@ def report(model: Any) -> Report:
     from .integrations.pyg import _layers, _require
 
     _require()
+    from .integrations.pyg import switch
     from .integrations.pyg.records import known
     from .nn import SpMMConv
 
     rows = []
+    idle = not any(known(layer) or switch.active(layer) for _, layer in _layers(model))
     for name, layer in _layers(model):
         record = known(layer)
         fused = {} if record is None else dict(record.fused)
@@ -81,7 +83,7 @@ def report(model: Any) -> Report:
                     "no features were gathered by edge_index: a sparse adjacency, no edges, or 1-D features": calls
                 }
         else:
-            status = "not called"
+            status = "not accelerated" if idle else "not called"
         hints = [hint for part, hint in _HINTS.items() if any(part in reason for reason in missed)]
         rows.append(
             {

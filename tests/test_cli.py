@@ -123,6 +123,8 @@ def test_bench_does_not_time_what_is_wrong(tmp_path: Path, monkeypatch: pytest.M
         (["bench", "--width", "0"], "1 or more"),
         (["bench", "--budget", "0"], "more than 0"),
         (["bench", "--suite", "quick", "--setting", "scales"], "settings of its own"),
+        (["bench", "--suite", "quick", "--graph", "nosuch"], "no product of the suite fits all of these options"),
+        (["bench", "--suite", "full", "--graph", "cora", "--width", "77"], "leave --suite out"),
         (["bench", "--graph-dir", "nowhere"], "no .npz file in nowhere"),
         (["bench", "--summary", "missing.csv"], "missing.csv cannot be read"),
         (["bench", "--kernel", "fastest", "--graph", "cora"], "unknown kernel 'fastest'"),
@@ -137,6 +139,15 @@ def test_bench_does_not_time_what_is_wrong(tmp_path: Path, monkeypatch: pytest.M
 def test_mistakes(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*argv) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_summary_of_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "cpu.csv"
+    options = ("--graph", "random:40:90", "--width", "4", "--reduce", "sum", "--budget", "1", "--device", "cpu")
+    assert run("bench", *options, "--csv", str(file)) == 0
+    capsys.readouterr()
+    assert run("bench", "--summary", str(file)) == 0
+    assert "nothing in these files belongs to a goal" in capsys.readouterr().out
 
 
 def test_no_gpu_is_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ import torch
 
 import gnn_spmm_plugin as gsp
 from gnn_spmm_plugin.cli import main
+from gnn_spmm_plugin.demo import report
 
 pytestmark = pytest.mark.pyg
 KEYS = {"accuracy", "ms_per_step", "peak_bytes", "kernel_calls", "device", "accelerated"}
@@ -74,6 +75,29 @@ def test_the_report_knows_the_layers_of_this_package() -> None:
         assert row["status"] == "gsp.nn" and not row["reasons"]
         model[0](x, edge_index)
     gsp.restore(model)
+
+
+def test_what_did_not_run_is_not_praised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GSP_DISABLE", "1")
+    result = demo(tmp_path, "--epochs", "4", "--device", "cpu")
+    assert result["runs"][1]["kernel_calls"] == 0
+    said = capsys.readouterr().out
+    assert "cpu: nothing was accelerated, no kernel of this package ran: GSP_DISABLE is set" in said
+    assert "times as fast" not in said
+
+
+@pytest.mark.parametrize(("load", "rough"), [(0.4, False), (0.6, True)])
+def test_a_busy_machine_is_said(load: float, rough: bool, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    result = demo(tmp_path, "--epochs", "4", "--device", "cpu")
+    run = {**result["runs"][0], "ms_per_step": 10.0}
+    runs = [run, {**run, "ms_per_step": 2.0, "accelerated": True, "kernel_calls": 9}]
+    capsys.readouterr()
+    report({**result, "runs": runs, "load": load, "threads": 2, "cpus": 2})
+    said = capsys.readouterr().out
+    assert ("times are rough" in said) == rough == ("5.0 times as fast, roughly" in said)
+    assert "5.0 times as fast" in said
 
 
 def test_without_pyg(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

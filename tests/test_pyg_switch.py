@@ -113,6 +113,45 @@ def run_python(code: str, *args: str, **environment: str) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.parametrize(
+    "second", ["EdgeConv(Linear(16, 8))", "SAGEConv(8, 8, aggr='median')", "TransformerConv(8, 8)", "GCNConv(8, 8)"]
+)
+def test_nothing_is_said_at_exit(second: str) -> None:
+    """What still lives when the interpreter ends dies while modules are taken apart."""
+    code = f"""
+        import torch, gnn_spmm_plugin as gsp
+        from torch.nn import Linear
+        from torch_geometric.nn import EdgeConv, GATConv, GCNConv, SAGEConv, Sequential, TransformerConv
+        x, edge_index = torch.randn(50, 8), torch.randint(0, 50, (2, 200))
+        model = gsp.accelerate(Sequential("x, e", [(GATConv(8, 8), "x, e -> x"), ({second}, "x, e -> x")]))
+        out = model(x, edge_index)
+        again = gsp.spmm(gsp.Graph.from_edge_index(edge_index, 50), x)
+    """
+    assert "Exception ignored" not in run_python(code)
+
+
+@pytest.mark.parametrize("value", ["1", "true", "YES", "on"])
+def test_the_switch_in_the_environment(value: str) -> None:
+    code = """
+        import torch, gnn_spmm_plugin as gsp, torch_geometric.nn as tg
+        model = gsp.accelerate(tg.GCNConv(4, 4))
+        with gsp.patch_pyg():
+            model(torch.randn(3, 4), torch.tensor([[0, 1], [1, 2]]))
+        print(gsp.stats()["kernel_calls"], gsp.report(model).rows[0]["status"])
+    """
+    assert run_python(code, GSP_DISABLE=value).split("\n")[-2].startswith("0 ")
+    assert not run_python(code, GSP_DISABLE="0").split("\n")[-2].startswith("0 ")
+
+
+def test_an_environment_that_names_no_kernel_is_to_blame_itself() -> None:
+    code = """
+        import gnn_spmm_plugin as gsp, torch_geometric.nn as tg
+        gsp.accelerate(tg.GCNConv(4, 4))
+    """
+    said = run_python(code, GSP_KERNEL="foo")
+    assert "PyG stays as it is: a self test failed: ValueError: unknown kernel 'foo' for cpu" in said
+
+
 def test_patches_are_counted_and_undone_exactly() -> None:
     before = replaced()
     m, (x, edge_index) = model(), data()
@@ -754,6 +793,8 @@ def test_report() -> None:
     assert by_kind["GCNConv"]["reasons"] == {}
     assert any("add needs" in reason for reason in by_kind["GATConv"]["reasons"])
     assert any("sub needs" in reason or "cat needs" in reason for reason in by_kind["EdgeConv"]["reasons"])
+    assert [row["status"] for row in gsp.report(Net()).rows] == ["not accelerated"] * 4
+    assert [row["status"] for row in gsp.report(gsp.accelerate(Net())).rows] == ["not called"] * 4
     lines = str(found).splitlines()
     assert lines[0].split() == ["layer", "status", "op", "calls", "why", "not"]
     assert lines[1].split()[:7] == ["gcn", "GCNConv", "fused", "normalised", "sum", "x2", "2"]

@@ -194,6 +194,8 @@ def bench(args: argparse.Namespace, device: str, arguments: Sequence[str]) -> tu
             print_summary(summary)
         return summary, True
     jobs = jobs_of(args, device)
+    if not jobs:
+        raise ValueError("no product of the suite fits all of these options; leave one out, or leave --suite out")
     for kind in {k.name: k for job in jobs for k in job.kinds}.values():
         why = kind.unavailable(device)
         if why is not None and args.json != "-":

@@ -378,3 +378,5 @@ def print_summary(summary: dict[str, Any]) -> None:
         table = summary[key]
         if table:
             show(list(table[0]), [list(row.values()) for row in table], title)
+    if not any(summary.values()):
+        print("nothing in these files belongs to a goal: those are of the suite full, on a GPU")

@@ -13,7 +13,7 @@ import threading
 from types import TracebackType
 from typing import Any
 
-from ..._config import env, log
+from ..._config import disabled, log
 from ...plan import POLICIES, _check_choice
 
 
@@ -158,7 +158,7 @@ def patch_pyg(policy: str = "auto") -> Patch:
     _require()
     _check_choice("policy", policy, POLICIES)
     patch = Patch(policy)
-    if env("GSP_DISABLE") != "1":
+    if not disabled():
         _start(patch)
     return patch
 

@@ -16,7 +16,7 @@ from torch_geometric.nn.aggr.fused import FusedAggregation
 from torch_geometric.nn.conv import MessagePassing
 
 from ... import _native
-from ..._config import env, log
+from ..._config import disabled, log
 from ...kernels import DTYPES
 from . import aggregate, direct, memo
 from .lazy import PLAIN, LazyMessage, Pending, constant, saved_tensor_hooks, wrap
@@ -35,7 +35,8 @@ _refusal: str | bool | None = False  # why this PyG is left alone; False: not lo
 _MISSING = object()
 
 
-def _active(layer: Any) -> bool:
+def active(layer: Any) -> bool:
+    """Whether `layer` is accelerated, or all are."""
     return _count > 0 or FLAG in layer.__dict__
 
 
@@ -48,8 +49,8 @@ def _memo_active() -> bool:
 def _adapts(layer: Any) -> bool:
     """Whether `layer` may run as a whole: unlike the lazy gather, also while torch.compile traces it."""
     if torch.compiler.is_compiling():
-        return _active(layer) and not _exporting()
-    return _active(layer) and not _host_only()
+        return active(layer) and not _exporting()
+    return active(layer) and not _host_only()
 
 
 def _exporting() -> bool:
@@ -72,7 +73,7 @@ def _host_only() -> bool:
 
 def _gather(self: Any, src: Tensor, index: Tensor) -> Tensor:
     original = _original(MessagePassing, "_index_select_safe")
-    if not _active(self) or _host_only() or type(src) not in PLAIN or src.dim() < 2 or src.layout != torch.strided:
+    if not active(self) or _host_only() or type(src) not in PLAIN or src.dim() < 2 or src.layout != torch.strided:
         return original(self, src, index)  # type: ignore[no-any-return]
     plain = aggregate.plain_index(index)
     if plain is None or plain.dim() != 1 or plain.shape[0] == 0 or plain.device != src.device:
@@ -186,7 +187,7 @@ def _aggregate(
 
 
 def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
-    if not _active(self) or torch.compiler.is_compiling():
+    if not active(self) or torch.compiler.is_compiling():
         return torch.nn.Module.__call__(self, *args, **kwargs)
     record_of(self).calls += 1
     _local.inside = getattr(_local, "inside", 0) + 1
@@ -265,7 +266,7 @@ def _settle() -> None:
 def usable() -> bool:
     """Whether the plugin can be put under this PyG; else a warning says once why not."""
     global _refusal
-    if env("GSP_DISABLE") == "1":
+    if disabled():
         return False
     with _lock:
         if _refusal is False:
@@ -306,13 +307,13 @@ def _self_test() -> str | None:
         lazy = is_lazy(messages)
         found = [a(messages, target, dim_size=3) for a in (SumAggregation(), MaxAggregation())]
     except Exception as e:
-        return f"its self test failed under torch_geometric {torch_geometric.__version__}: {type(e).__name__}: {e}"
+        return f"a self test failed: {type(e).__name__}: {e} (torch_geometric {torch_geometric.__version__})"
     finally:
         if not already:
             _uninstall()
     log.debug("PyG self test: %.2f ms", (time.perf_counter() - start) * 1e3)
     if not lazy or not all(torch.equal(a, b) for a, b in zip(found, expected, strict=True)):
-        return f"its self test gave other results than torch_geometric {torch_geometric.__version__}"
+        return f"a self test gave other results than torch_geometric {torch_geometric.__version__}"
     return None
 
 
