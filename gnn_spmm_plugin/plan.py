@@ -161,6 +161,15 @@ def shared_bytes(device: torch.device) -> int:
     return int(getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block))
 
 
+def _move(csr: Csr, order: Tensor) -> Csr | None:
+    """`move_edges`, or None where there is no memory for that: a schedule does without."""
+    try:
+        return move_edges(csr, order)
+    except torch.OutOfMemoryError:
+        log.warning("out of memory while copying %d edges in the order of a schedule", csr.col.shape[0])
+        return None
+
+
 def _warm(csr: Csr, kernel: Kernel, schedule: str | Tensor | None = None) -> Plan:
     counters["plans_built"] += 1
     start = time.perf_counter()
@@ -186,8 +195,8 @@ def _warm(csr: Csr, kernel: Kernel, schedule: str | Tensor | None = None) -> Pla
             layout = layout_of(features)
             if order is not None:
                 layout = replace(layout, bundle=1)  # bundles are of rows as they are
-                if features.mean_degree < MOVE_DEGREE:
-                    moved = move_edges(csr, order)
+                moved = _move(csr, order) if features.mean_degree < MOVE_DEGREE else None
+                if moved is not None:
                     reasons.append("edges     a copy of them in the order of the schedule")
             items, num_split, num_slots = list_items(csr, layout, order, moved is not None)
             config[1:5] = [layout.chunk, len(items) - num_split, num_split, num_slots]

@@ -26,8 +26,8 @@ class Layout:
     """How rows are cut and ordered.
 
     Attributes:
-        chunk: edges that a piece of a row has at most; in rows of over ``chunk ** 2`` edges their square root, so that
-            neither the pieces nor their number is what takes long.
+        chunk: edges that a piece of a row has at most, 2 or more; in rows of over ``chunk ** 2`` edges their square
+            root, so that neither the pieces nor their number is what takes long.
         window: items that are sorted by length together, longest first, so that the lane groups of a warp end
             together while rows that lie together are still swept together. 0: all of them.
         long: items of more edges go ahead of all others: what is begun last decides when the whole is done.

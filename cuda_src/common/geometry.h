@@ -21,6 +21,9 @@ inline int power_of_two_from(int64_t v) {
 // Threads that keep a large GPU busy: 128 multiprocessors of 64 warps.
 constexpr int64_t kFill = 1 << 18;
 
+// Passes over the columns that a launch can have: blocks of a grid along its second axis.
+constexpr int64_t kMostPasses = 65535;
+
 // What the choice looks at.
 struct Work {
   int64_t rows = 0, edges = 0, cols = 0;
@@ -56,7 +59,7 @@ inline Geometry choose_geometry(const Work& w) {
   const bool few = w.rows * 32 <= kFill;
   if (few && w.can_fold && g.lanes > 1 && degree < 64) {
     g.fold = 2;
-    g.lanes = std::min(g.lanes / 2, 8);
+    g.lanes = std::min(g.lanes / 2, w.vectors <= kMostPasses * 16 ? 8 : 32);
   } else if (few) {
     g.lanes = std::min(g.lanes, 32);
     while (g.lanes > 4 && w.rows * 64 * ((w.vectors + g.lanes - 1) / g.lanes) <= kFill / 4 * 3) {

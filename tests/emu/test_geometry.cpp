@@ -47,6 +47,8 @@ void test_choices() {
   expect_choice("a warp a row", {2708, 10'000, 2708, 4, 16, l2, true}, {2, 2, 16});
   expect_choice("a warp a row, wide", {2708, 10'000, 2708, 32, 16, l2, true}, {8, 2, 4});
   expect_choice("a warp a row, no folds", {2708, 10'000, 2708, 4, 16, l2, false}, {4, 1, 8});
+  expect_choice("few rows, very wide", {8, 16, 8, 65535 * 16, 16, l2, true}, {8, 2, 4});
+  expect_choice("few rows, wider still", {8, 16, 8, 65535 * 16 + 1, 16, l2, true}, {32, 2, 1});
   expect_choice("narrower passes", {2708, 200'000, 2708, 16, 16, l2, true}, {8, 1, 4});
   expect(gsp::stream_lanes(8) == 4 && gsp::stream_lanes(25) == 16 && gsp::stream_lanes(200) == 16,
          "lanes of bundles");
