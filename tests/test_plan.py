@@ -7,6 +7,7 @@ import gc
 import itertools
 import math
 import os
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -203,6 +204,23 @@ def test_work_items(device, e, chunk, window, long, order, bundle, moves) -> Non
             assert [row, parts[0][3], parts[-1][3] + 1, 0] in merges
             assert [part[3] for part in parts] == list(range(parts[0][3], parts[-1][3] + 1))
     assert sorted(slots) == list(range(num_slots)) and len(merges) == num_split
+
+
+def test_a_schedule_does_without_a_copy_of_the_edges(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no memory for one, the plan follows the schedule all the same."""
+    module: Any = sys.modules["gnn_spmm_plugin.plan"]  # the package has a function of this name
+
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("none left")
+
+    monkeypatch.setattr(module, "move_edges", fail)
+    g = NAMED["shuffled"].graph(device)
+    order = torch.arange(g.num_dst, device=device).flip(0)
+    assert module._move(g._csr, order) is None
+    x = values((g.num_src, 24), torch.float32, 1, device=device)
+    plan = gsp.plan(g, 24, schedule=order)
+    assert plan.moved is None and (plan.items is not None) == (device == "cuda")
+    close(gsp.spmm(g, x, plan=plan), expect_spmm(g, x, None, torch.zeros(g.num_dst, 24, device=device), "sum").out)
 
 
 @pytest.mark.parametrize("mean_degree", [3, 80])
