@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
 
     demo = command("demo", _demo, "train a stock PyG GCN, plain and accelerated, and compare")
     _graph_source(demo)
-    demo.add_argument("--epochs", type=_positive, default=200, help="default 200")
+    demo.add_argument("--epochs", type=_positive, default=200, help="4 or more, default 200")
     demo.add_argument("--hidden", type=_positive, default=16, help="hidden units, default 16")
     demo.add_argument("--seed", type=int, default=0, help="default 0")
     demo.add_argument(

@@ -141,6 +141,14 @@ def test_mistakes(argv: list[str], message: str, capsys: pytest.CaptureFixture[s
     assert message in capsys.readouterr().err
 
 
+def test_a_picture_that_cannot_be_drawn_is_said_first(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert run("bench", "--suite", "full", "--plot", "picture.svg") == 2  # not after an hour
+    assert "--plot needs matplotlib" in capsys.readouterr().err
+
+
 def test_a_summary_of_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "cpu.csv"
     options = ("--graph", "random:40:90", "--width", "4", "--reduce", "sum", "--budget", "1", "--device", "cpu")

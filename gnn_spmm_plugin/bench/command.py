@@ -19,7 +19,7 @@ from ..kernels import DTYPES, REDUCES, for_device
 from . import run, suites
 from .contenders import OPPONENTS, SETTINGS
 from .graphs import SPECS, Csr, named
-from .plot import plot
+from .plot import plot, require_matplotlib
 from .problem import Subject
 from .results import CONFIGURATION, Row, Store, environment
 from .summary import print_summary, summarise
@@ -50,7 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("natural", "schedule"),
         **many,
     )
-    add("--setting", "how this package is used, default plain", choices=[s for s in SETTINGS if s], **many)
+    add(
+        "--setting",
+        "ways in which this package is used, measured besides the plain one (a name may have a comma)",
+        choices=[s for s in SETTINGS if s],
+        **many,
+    )
     add("--mode", "how calls are timed, default eager graph", choices=MODES, **many)
     add("--kernel", "measure these kernels too", metavar="NAME", **many)
     add("--contender", "only these, default all", choices=["ours", *(k.name for k in OPPONENTS)], **many)
@@ -193,6 +198,8 @@ def bench(args: argparse.Namespace, device: str, arguments: Sequence[str]) -> tu
         if args.json != "-":
             print_summary(summary)
         return summary, True
+    if args.plot is not None:
+        require_matplotlib()  # before all that is to be drawn is measured
     jobs = jobs_of(args, device)
     if not jobs:
         raise ValueError("no product of the suite fits all of these options; leave one out, or leave --suite out")

@@ -15,16 +15,23 @@ NO_OPPONENTS = (OURS, "write_arg", "torch.mm")
 Panels: TypeAlias = "dict[tuple[str, str], dict[str, dict[int, float]]]"
 
 
+def require_matplotlib() -> None:
+    """Raises ValueError where matplotlib is missing."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as e:
+        raise ValueError("--plot needs matplotlib; pip install 'gnn-spmm-plugin[bench]'") from e
+
+
 def plot(rows: Sequence[Row], path: str, gpu: str) -> None:
     """Writes a picture of the product that was measured most; the file's name says in which format.
 
     Raises:
         ValueError: matplotlib is missing, or there is nothing to draw.
     """
-    try:
-        import matplotlib
-    except ImportError as e:
-        raise ValueError("--plot needs matplotlib; pip install 'gnn-spmm-plugin[bench]'") from e
+    require_matplotlib()
+    import matplotlib
+
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
