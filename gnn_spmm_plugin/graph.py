@@ -359,6 +359,36 @@ class Graph:
             check_weight(self, weight)
         return Graph._make(self._core, self._flipped, weight)
 
+    def reorder(self, schedule: str | Tensor) -> tuple[Graph, Tensor, Tensor]:
+        """The same graph with its nodes numbered in another order.
+
+        ``plan(schedule=)`` follows an order and leaves features where they are; this is for whoever moves them once and
+        for all: ``x[order]`` belongs to the new graph, and of its results ``y[inverse]`` is in the order of this one.
+        Edges stay in their order, so weights are the same.
+
+        Args:
+            schedule: a name or a permutation, as of `gnn_spmm_plugin.plan`.
+
+        Returns:
+            (graph, order, inverse): node i of the new graph was node ``order[i]`` of this one, whose node j is now node
+            ``inverse[j]``; both ``[N]`` int64 on the graph's device.
+
+        Raises:
+            TypeError, ValueError: sources and destinations are not the same nodes, or there is no such schedule.
+        """
+        from .partition import check_square
+        from .schedule import order_of
+
+        csr = self._csr
+        check_square(csr, "reorder")
+        order = order_of(csr, schedule)[1]
+        if order is None:
+            order = torch.arange(csr.num_rows, device=self.device)
+        inverse = torch.empty_like(order)
+        inverse[order] = torch.arange(csr.num_rows, device=self.device)
+        graph = Graph.from_edge_index(inverse[self.edge_index()], csr.num_rows)
+        return graph.with_weight(self._weight), order, inverse
+
     def to(self, device: torch.device | str | int, non_blocking: bool = False) -> Graph:
         """The graph on another device; itself where it already is there."""
         target = torch.empty(0, device=device).device

@@ -36,6 +36,15 @@ class DualMetric:
     threshold: float
 
 
+def check_square(csr: Csr, what: str) -> None:
+    """Raises ValueError unless sources and destinations are as many, and so may be the same nodes."""
+    if csr.num_rows != csr.num_cols:
+        raise ValueError(
+            f"{what} needs a graph whose sources and destinations are the same nodes, got {csr.num_cols:,} sources and "
+            f"{csr.num_rows:,} destinations"
+        )
+
+
 def neighbour_density(csr: Csr, walks: int = 50, length: int = 30, seed: int = 0) -> Tensor:
     """Mean number of distinct nodes on random walks from each row, ``[M]`` float32 in ``[1, length + 1]``.
 
@@ -52,11 +61,7 @@ def neighbour_density(csr: Csr, walks: int = 50, length: int = 30, seed: int = 0
     Raises:
         ValueError: the matrix is not square, or there are no walks.
     """
-    if csr.num_rows != csr.num_cols:
-        raise ValueError(
-            f"walks need a graph whose sources and destinations are the same nodes, got {csr.num_cols:,} sources and "
-            f"{csr.num_rows:,} destinations; use another schedule"
-        )
+    check_square(csr, "a walk")
     if walks < 1 or length < 0:
         raise ValueError(f"expected at least 1 walk of 0 steps or more, got {walks} of {length}")
     device = csr.col.device

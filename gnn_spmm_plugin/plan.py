@@ -379,10 +379,10 @@ def plan(
             dual metric (`gnn_spmm_plugin.partition`) where the graph is square; or ``"csr"`` for the plain row kernels.
         kernel: name of a kernel (see `kernels`), instead of a choice. `GSP_KERNEL` does the same.
         schedule: order in which rows are processed: None or ``"natural"``, ``"degree"`` (longest first),
-            ``"dual_metric"`` (see `gnn_spmm_plugin.partition`), or a permutation of the rows, ``[num_rows]`` int32 or
-            int64 on the graph's device; it has to be prepared, so not with a cold plan. Results depend on it no more
-            than on the kernel. A plan with a permutation is not kept with the graph: a CUDA graph that uses it needs
-            it alive.
+            ``"dual_metric"`` (see `gnn_spmm_plugin.partition`), ``"rcm"`` (reverse Cuthill-McKee, needs scipy), or a
+            permutation of the rows, ``[num_rows]`` int32 or int64 on the graph's device; it has to be prepared, so not
+            with a cold plan. Results depend on it no more than on the kernel. A plan with a permutation is not kept
+            with the graph: a CUDA graph that uses it needs it alive.
 
     Returns:
         A plan to pass to ``spmm(graph, x, plan=...)``. It belongs to this graph.

@@ -10,12 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypedDict
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .csr import Csr
 from .features import GraphFeatures
-from .partition import dual_metric
+from .partition import check_square, dual_metric
 
 #: Where no row is longer, all take about as long: two rounds of gathers. A list of them would only be one more read.
 SHORT_ROWS = 8
@@ -121,11 +122,33 @@ def by_degree(csr: Csr) -> Tensor:
     return csr.degree().argsort(descending=True, stable=True)
 
 
+def by_rcm(csr: Csr) -> Tensor:
+    """Reverse Cuthill-McKee: neighbours close together, on the host, by scipy; square matrices only.
+
+    Raises:
+        ImportError: scipy is not installed.
+        ValueError: the matrix is not square.
+    """
+    try:
+        from scipy.sparse import csr_matrix
+        from scipy.sparse.csgraph import reverse_cuthill_mckee
+    except ImportError as e:
+        raise ImportError("schedule 'rcm' needs scipy; pip install scipy") from e
+    check_square(csr, "the schedule rcm")
+    if csr.num_rows == 0 or csr.col.shape[0] == 0:
+        return torch.arange(csr.num_rows, device=csr.col.device)
+    rowptr, col = csr.rowptr.cpu().numpy(), csr.col.cpu().numpy()
+    pattern = csr_matrix((np.ones(len(col), np.int8), col, rowptr), (csr.num_rows, csr.num_cols))
+    found = reverse_cuthill_mckee(pattern, symmetric_mode=False)
+    return torch.from_numpy(found.astype(np.int64)).to(csr.col.device)
+
+
 #: The schedules that have a name, and what makes them; others are given as permutations.
 SCHEDULES: dict[str, Callable[[Csr], Tensor] | None] = {
     "natural": None,
     "degree": by_degree,
     "dual_metric": by_dual_metric,
+    "rcm": by_rcm,
 }
 
 

@@ -33,8 +33,8 @@ LAYERS = (
     ("cli",),
 )
 SAME = {("pcsr", "schedule"), ("normalize", "cache"), ("integrations", "nn")}
-#: Imported at the call, not at the import of the module: sugar, `Graph.reduce`.
-FORWARD = {("graph", "functional")}
+#: Imported at the call, not at the import of the module: sugar, `Graph.reduce` and `Graph.reorder`.
+FORWARD = {("graph", "functional"), ("graph", "partition"), ("graph", "schedule")}
 #: The package itself: the version, the folder, and what the command line shows.
 ROOT = {"_native", "cli", "demo", "__main__", "report"}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from strategies import NAMED, edges, values
 import gnn_spmm_plugin as gsp
 from gnn_spmm_plugin import partition
 from gnn_spmm_plugin.partition import dual_metric, neighbour_density
+from gnn_spmm_plugin.schedule import by_rcm
 
 
 def graph(pairs: list[tuple[int, int]], n: int, device: str = "cpu") -> gsp.Graph:
@@ -71,7 +73,7 @@ def test_walks_are_reproducible_and_in_parts(device: str, monkeypatch: pytest.Mo
 def test_bounds(device, e: Any) -> None:  # type: ignore[no-untyped-def]
     g = e.graph(device)
     if g.num_src != g.num_dst:
-        with pytest.raises(ValueError, match=r"walks need a graph whose sources and destinations are the same nodes"):
+        with pytest.raises(ValueError, match=r"a walk needs a graph whose sources and destinations are the same nodes"):
             neighbour_density(g._csr)
         return
     density = neighbour_density(g._csr, walks=3, length=5)
@@ -124,3 +126,46 @@ def test_it_is_a_schedule_and_a_policy(device: str) -> None:
     if device == "cuda":
         with pytest.raises(ValueError, match="the same nodes, got 3 sources and 2 destinations"):
             gsp.plan(wide, 24, schedule="dual_metric")
+
+
+def test_rcm(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It finds the band of a shuffled path again; what it cannot do it says."""
+    pytest.importorskip("scipy")
+    n = 200
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(0))
+    path = torch.stack([order[:-1], order[1:]]).to(device)
+    g = gsp.Graph.from_edge_index(torch.cat([path, path.flip(0)], 1), n)
+    found = by_rcm(g._csr)
+    assert found.device.type == device and sorted(found.tolist()) == list(range(n))
+    banded, _, _ = g.reorder("rcm")
+    source, target = banded.edge_index()
+    assert (source - target).abs().max() == 1
+    assert by_rcm(graph([], 3, device)._csr).tolist() == [0, 1, 2]
+    wide = gsp.Graph.from_edge_index(torch.tensor([[0, 1, 2], [0, 1, 1]], device=device), (3, 2))
+    with pytest.raises(ValueError, match="the schedule rcm needs a graph whose sources and destinations are the same"):
+        by_rcm(wide._csr)
+    monkeypatch.setitem(sys.modules, "scipy.sparse", None)
+    with pytest.raises(ImportError, match="schedule 'rcm' needs scipy; pip install scipy"):
+        by_rcm(g._csr)
+
+
+@pytest.mark.parametrize("schedule", ["natural", "degree", "dual_metric", "given"])
+def test_reorder(device: str, schedule: str) -> None:
+    """The same products in another order, forward and transposed, with weights."""
+    n = 50
+    g = graph([(i % n, (i * i + 3) % n) for i in range(400)], n, device)
+    weight = values((400,), torch.float32, 3, device=device)
+    g = g.with_weight(weight)
+    given = torch.randperm(n, generator=torch.Generator().manual_seed(1)).to(device)
+    moved, order, inverse = g.reorder(given if schedule == "given" else schedule)
+    assert torch.equal(order[inverse], torch.arange(n, device=device)) and order.dtype == torch.int64
+    assert schedule != "given" or torch.equal(order, given)
+    x = values((n, 7), torch.float32, 1, device=device)
+    for old, new in ((g, moved), (g.T, moved.T)):
+        assert torch.allclose(gsp.spmm(new, x[order])[inverse], gsp.spmm(old, x), atol=1e-5)
+    assert torch.equal(moved.edge_index(), inverse[g.edge_index()])
+    wide = gsp.Graph.from_edge_index(torch.tensor([[0, 1, 2], [0, 1, 1]], device=device), (3, 2))
+    with pytest.raises(ValueError, match="reorder needs a graph whose sources and destinations are the same nodes"):
+        wide.reorder("degree")
+    with pytest.raises(ValueError, match="schedule must be one of"):
+        g.reorder("best")
