@@ -337,31 +337,35 @@ class _Extremum(torch.autograd.Function):
         if grad is None:
             return (None,) * 8
         x, weight, picks = ctx.saved_tensors
-        need_x, need_weight = ctx.needs_input_grad[:2]
-        arguments = (ctx.core, ctx.flipped, x, weight, picks, grad, need_x, need_weight)
-        if ctx.tie == "first":
-            grads = _first_gradients(*arguments)
-        else:
-            grads = _split_gradients(*arguments, zero_wins=ctx.tie == SCATTER_TIE)
+        needs = ctx.needs_input_grad[:2]
+        grads = _extremum_gradients(ctx.core, ctx.flipped, x, weight, picks, grad, needs, ctx.tie)
         return *grads, None, None, None, None, None, None
 
 
-def _first_gradients(
+def _extremum_gradients(
     core: Core,
     flipped: bool,
     x: Tensor | None,
     weight: Tensor | None,
-    arg: Tensor,
+    picks: Tensor,
     grad: Tensor,
-    need_x: bool,
-    need_weight: bool,
+    needs: tuple[bool, bool],
+    tie: str,
 ) -> tuple[Tensor | None, Tensor | None]:
-    grad_x = _picked_x(core, flipped, grad, weight, arg) if need_x else None
-    grad_weight = None
-    if need_weight:
+    """Gradients of `x` and `weight`, those of them that are needed.
+
+    `picks` are the winning edges where tie is "first", and then `x` is there for the weights alone; else the result.
+    """
+    if tie == "first":
+        grad_x = _picked_x(core, flipped, grad, weight, picks) if needs[0] else None
+        if not needs[1]:
+            return grad_x, None
         assert x is not None
-        grad_weight = _picked_weight(core, flipped, grad, x, arg, _heads(weight))
-    return grad_x, grad_weight
+        return grad_x, _picked_weight(core, flipped, grad, x, picks, _heads(weight))
+    assert x is not None
+    dense = _needs_grad(grad, x) or (weight is not None and _needs_grad(weight, None)) or _hides_grad(grad)
+    split = _split_gradients_dense if dense else _split_gradients
+    return split(core, flipped, x, weight, picks, grad, needs, tie == SCATTER_TIE)
 
 
 def _split_gradients(
@@ -371,12 +375,9 @@ def _split_gradients(
     weight: Tensor | None,
     out: Tensor,
     grad: Tensor,
-    need_x: bool,
-    need_weight: bool,
-    zero_wins: bool = False,
+    needs: tuple[bool, bool],
+    zero_wins: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
-    if _needs_grad(grad, x) or (weight is not None and _needs_grad(weight, None)) or _hides_grad(grad):
-        return _split_gradients_dense(core, flipped, x, weight, out, grad, need_x, need_weight, zero_wins)
     csr, p, w = _operands(core, flipped, weight)
     x, out = _rows_first(x), out.contiguous()
     count = _native.spmm_tie_count(csr.rowptr, csr.col, w, x, out, p.items, p.config)
@@ -384,10 +385,10 @@ def _split_gradients(
         count += out == 0
     share = (grad / count.clamp_(min=1)).to(x.dtype)
     grad_x = grad_weight = None
-    if need_x:
+    if needs[0]:
         other, q, w_other = _operands(core, not flipped, weight)
         grad_x = _native.spmm_tie_backward(other.rowptr, other.col, w_other, share, x, out, q.items, q.config)
-    if need_weight:
+    if needs[1]:
         grad_weight = _native.sddmm_tie(csr.rowptr, csr.col, csr.perm, w, share, x, out, _heads(weight))
     return grad_x, grad_weight
 
@@ -399,8 +400,7 @@ def _split_gradients_dense(
     weight: Tensor | None,
     out: Tensor,
     grad: Tensor,
-    need_x: bool,
-    need_weight: bool,
+    needs: tuple[bool, bool],
     zero_wins: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
     """The same in plain torch, of size E x F, for second derivatives, which are rare."""
@@ -414,9 +414,9 @@ def _split_gradients_dense(
     count = (count + (out == 0) if zero_wins else count).clamp(min=1)
     share = (grad / count)[dst] * tied.detach()
     grad_x = grad_weight = None
-    if need_x:
+    if needs[0]:
         grad_x = torch.zeros_like(x).index_add(0, src, share if factor is None else share * factor)
-    if need_weight:
+    if needs[1]:
         assert weight is not None
         heads = max(_heads(weight), 1)
         grad_weight = (share * x[src]).reshape(len(src), heads, x.shape[1] // heads).sum(-1).view_as(weight)

@@ -35,7 +35,14 @@ class GraphFeatures:
 
     @classmethod
     def of(cls, csr: Csr) -> GraphFeatures:
-        """The features of `csr`; waits for the device once."""
+        """The features of `csr`, which keeps them; waits for the device the first time."""
+        kept: GraphFeatures | None = csr.plans.get("features")
+        if kept is None:
+            kept = csr.plans["features"] = cls._look(csr)
+        return kept
+
+    @classmethod
+    def _look(cls, csr: Csr) -> GraphFeatures:
         rows, edges = csr.num_rows, csr.col.shape[0]
         if rows == 0 or edges == 0:
             return cls(rows, csr.num_cols, edges, 0.0, 0, 0.0, rows, 0.0)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ._native import accumulation_dtype
 from .cache import graph_of
-from .derivatives import SCATTER_TIE, _first_gradients, _heads, _split_gradients
+from .derivatives import _extremum_gradients, _heads
 from .functional import sddmm, spmm
 from .graph import Graph
 from .normalize import gcn_norm
@@ -158,8 +158,8 @@ def _backward(
         assert picks is not None
         if tie == "first":
             picks = picks.to(graph.col.dtype)
-        given = (graph._core, graph._flipped, wide, factor, picks, grad, need_x, need_weight)
-        gx, gw = _first_gradients(*given) if tie == "first" else _split_gradients(*given, zero_wins=tie == SCATTER_TIE)
+        needs = need_x, need_weight
+        gx, gw = _extremum_gradients(graph._core, graph._flipped, wide, factor, picks, grad, needs, tie)
     return (
         x.new_empty(0) if gx is None else gx.to(x.dtype),
         x.new_empty(0) if gw is None or weight is None else gw.to(weight.dtype),

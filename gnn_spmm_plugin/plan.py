@@ -44,6 +44,11 @@ LONE_ROWS = 100
 MOVE_DEGREE = 64
 
 
+def _without_items(long_row: int, chunk: int) -> list[int]:
+    """`Plan.config` where there is no list of items."""
+    return [long_row, chunk, 0, 0, 0, 0, 0, 0, 1]
+
+
 def _lengths(num_rows: int, num_edges: int) -> tuple[int, int]:
     """(long row, chunk) of a cold plan: a row of more edges for a lane group gets a block, a chunk at a time.
 
@@ -147,7 +152,7 @@ def _cold(csr: Csr, kernel: Kernel, why: str) -> Plan:
 @functools.lru_cache(maxsize=64)
 def _cold_plan(kernel: Kernel, long_row: int, chunk: int, why: str) -> Plan:
     """What cold plans differ in by their owner alone: filling a frozen dataclass takes longer than a small product."""
-    config = [long_row, chunk, 0, 0, 0, 0, 0, 0, 1]
+    config = _without_items(long_row, chunk)
     return Plan(kernel, "cold", _no_owner, None, config, None, (f"cold      {why}",), 0.0)
 
 
@@ -173,9 +178,8 @@ def _move(csr: Csr, order: Tensor) -> Csr | None:
 def _warm(csr: Csr, kernel: Kernel, schedule: str | Tensor | None = None) -> Plan:
     counters["plans_built"] += 1
     start = time.perf_counter()
-    long_row, chunk = _lengths(csr.num_rows, csr.col.shape[0])
-    items, config, stage, reasons = None, [long_row, chunk, 0, 0, 0, 0, 0, 0, 1], Stage(), []
-    moved = None
+    config = _without_items(*_lengths(csr.num_rows, csr.col.shape[0]))
+    items, moved, stage, reasons = None, None, Stage(), []
     with torch.no_grad():
         features = GraphFeatures.of(csr)
         listed = kernel.device == "cuda" and csr.col.dtype == torch.int32
@@ -208,27 +212,14 @@ def _warm(csr: Csr, kernel: Kernel, schedule: str | Tensor | None = None) -> Pla
             if num_split:
                 reasons.append(f"split     {num_split:,} rows into {num_slots:,} pieces, merged in order")
             if order is None:
-                stage, why = stage_of(csr, features, shared_bytes(csr.col.device))
-                reasons += [f"staged    {why}"] if why else []
+                stage, how = stage_of(csr, features, shared_bytes(csr.col.device))
+                reasons += [f"staged    {how}"] if how else []
         if config[8] > 1:
             reasons.append(f"bundles   sums of wide features take {config[8]} rows at once")
     seconds = time.perf_counter() - start
     log.info("plan: %s, %d rows, %d edges, %s", kernel.name, csr.num_rows, csr.col.shape[0], "; ".join(reasons))
-    return Plan(
-        kernel,
-        "warm",
-        weakref.ref(csr),
-        items,
-        config,
-        features,
-        tuple(reasons),
-        seconds,
-        name,
-        None,
-        None,
-        stage,
-        moved,
-    )
+    owner, why = weakref.ref(csr), tuple(reasons)
+    return Plan(kernel, "warm", owner, items, config, features, why, seconds, name, stage=stage, moved=moved)
 
 
 def _pcsr(csr: Csr, kernel: Kernel, width: int, dtype: torch.dtype, schedule: str | Tensor | None) -> Plan:
@@ -237,7 +228,7 @@ def _pcsr(csr: Csr, kernel: Kernel, width: int, dtype: torch.dtype, schedule: st
     start = time.perf_counter()
     with torch.no_grad():
         made, name, reasons = prepare(csr, width, dtype, schedule)
-        config = [*_lengths(csr.num_rows, csr.col.shape[0]), 0, 0, 0, 0, 0, 0, 1]  # for what runs beside it, on the CSR
+        config = _without_items(*_lengths(csr.num_rows, csr.col.shape[0]))  # for what runs beside it, on the CSR
         features = GraphFeatures.of(csr)
     seconds = time.perf_counter() - start
     log.info("plan: %s, %d rows, %d edges, %s", kernel.name, csr.num_rows, csr.col.shape[0], "; ".join(reasons))
@@ -323,9 +314,7 @@ class _Choice:
 def _by_policy(policy: str, csr: Csr, width: int, reduce: str, mode: str) -> _Choice:
     device = csr.col.device.type
     if policy == "ra":
-        f = csr.plans.get("features")
-        if f is None:
-            f = csr.plans["features"] = GraphFeatures.of(csr)
+        f = GraphFeatures.of(csr)
         found = ra_route(f.num_rows, f.mean_degree, f.degree_cv, width)
         here_mode, schedule, what = _RA_HERE[found.family]
         numbers = f"{f.num_rows:,} rows, mean degree {f.mean_degree:.2f}, degree_cv {f.degree_cv:.2f}, width {width}"

@@ -66,9 +66,9 @@ def report(model: Any) -> Report:
     from .nn import SpMMConv
 
     rows = []
-    idle = not any(known(layer) or switch.active(layer) for _, layer in _layers(model))
-    for name, layer in _layers(model):
-        record = known(layer)
+    layers = [(name, layer, known(layer)) for name, layer in _layers(model)]
+    idle = not any(record or switch.active(layer) for _, layer, record in layers)
+    for name, layer, record in layers:
         fused = {} if record is None else dict(record.fused)
         missed = {} if record is None else dict(record.missed)
         calls = 0 if record is None else record.calls

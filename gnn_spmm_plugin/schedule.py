@@ -103,7 +103,7 @@ def order_of(csr: Csr, schedule: str | Tensor | None, *, read: bool = True) -> t
         if name not in SCHEDULES:
             raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}; got {name!r}")
         make = SCHEDULES[name]
-        return name, make(csr) if make is not None and read else None
+        return name, make(csr) if make is not None and read and csr.num_rows > 0 else None
     return "the caller's", check_schedule(csr, schedule)
 
 
@@ -111,9 +111,7 @@ def by_dual_metric(csr: Csr) -> Tensor:
     """Rows by falling hybrid of neighbour density and degree, equal ones in their order; square matrices only."""
     kept: Tensor | None = csr.plans.get("dual_metric")  # walks take much longer than whatever is made of them
     if kept is None:
-        few = csr.num_rows == 0
-        hybrid = csr.rowptr[:-1].float() if few else dual_metric(csr).hybrid
-        kept = csr.plans["dual_metric"] = hybrid.argsort(descending=True, stable=True)
+        kept = csr.plans["dual_metric"] = dual_metric(csr).hybrid.argsort(descending=True, stable=True)
     return kept
 
 
@@ -135,7 +133,7 @@ def by_rcm(csr: Csr) -> Tensor:
     except ImportError as e:
         raise ImportError("schedule 'rcm' needs scipy; pip install scipy") from e
     check_square(csr, "the schedule rcm")
-    if csr.num_rows == 0 or csr.col.shape[0] == 0:
+    if csr.col.shape[0] == 0:
         return torch.arange(csr.num_rows, device=csr.col.device)
     rowptr, col = csr.rowptr.cpu().numpy(), csr.col.cpu().numpy()
     pattern = csr_matrix((np.ones(len(col), np.int8), col, rowptr), (csr.num_rows, csr.num_cols))

@@ -15,12 +15,13 @@ NO_OPPONENTS = (OURS, "write_arg", "torch.mm")
 Panels: TypeAlias = "dict[tuple[str, str], dict[str, dict[int, float]]]"
 
 
-def require_matplotlib() -> None:
-    """Raises ValueError where matplotlib is missing."""
+def require_matplotlib() -> Any:
+    """matplotlib; ValueError where it is missing."""
     try:
-        import matplotlib  # noqa: F401
+        import matplotlib
     except ImportError as e:
         raise ValueError("--plot needs matplotlib; pip install 'gnn-spmm-plugin[bench]'") from e
+    return matplotlib
 
 
 def plot(rows: Sequence[Row], path: str, gpu: str) -> None:
@@ -29,10 +30,7 @@ def plot(rows: Sequence[Row], path: str, gpu: str) -> None:
     Raises:
         ValueError: matplotlib is missing, or there is nothing to draw.
     """
-    require_matplotlib()
-    import matplotlib
-
-    matplotlib.use("Agg")
+    require_matplotlib().use("Agg")
     import matplotlib.pyplot as plt
 
     found = panels(rows)
