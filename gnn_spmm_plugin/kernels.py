@@ -51,7 +51,7 @@ KERNELS = (
         "csr_dual",
         "cuda",
         "lane groups sweep rows and pieces of long ones as a warm plan lists them, merged in fixed order; without a "
-        "plan, blocks own the long rows; float32 sums of small dense graphs gather from shared memory",
+        "plan, blocks own the long rows; sums of small dense graphs gather from shared memory",
         "coalesced CSR of GE-SpMM, dual path of DualGCN",
     ),
     Kernel(

@@ -78,8 +78,8 @@ def main() -> None:
                 continue
             run(twin, dtype, width, heads, csr, perm, plans, csr_t, perm_t, plans_t)
             run_pcsr(formats, twin, graph.rowptr.long() if wide else graph.rowptr, dtype, width, heads)
-        if dtype == torch.float32 and not wide:
-            run_staged(twin, width)
+        if dtype != torch.float64 and not wide:
+            run_staged(twin, dtype, width)
     torch.cuda.synchronize()
     print(f"{_native.kernel_calls() - calls} kernel calls, all right")
 
@@ -143,18 +143,18 @@ def run(graph, dtype, width, heads, csr, perm, plans, csr_t, perm_t, plans_t):  
         _native.edge_softmax_backward(csr[0], csr[2], p, w)
 
 
-def run_staged(graph, width):  # type: ignore[no-untyped-def]
+def run_staged(graph, dtype, width):  # type: ignore[no-untyped-def]
     """Sums from shared memory: all sources at once, in blocks, and with what is added at the end."""
     index = graph.edge_index()
     order = (index[1] * 20 + index[0]).argsort(stable=True)  # columns must ascend
     graph = gsp.Graph.from_edge_index(index[:, order], (20, 13))
     csr = gsp.Graph.from_edge_index(index[:, order].cuda(), (20, 13))._csr
-    cpu_x, cpu_own, cpu_w = torch.randn(20, width), torch.randn(13, width), torch.randn(graph.num_edges)
+    cpu_x, cpu_own, cpu_w = (torch.randn(n).to(dtype) for n in ((20, width), (13, width), (graph.num_edges,)))
     cpu_scale, cpu_bias = torch.rand(13), torch.rand(width)
     scale, end = cpu_scale.cuda(), (cpu_own.cuda(), cpu_scale.cuda(), cpu_bias.cuda())
     ended = cpu_own.double() * cpu_scale.double().unsqueeze(1) + cpu_bias.double()
     x = cpu_x.cuda()
-    apart = torch.zeros(20, width + 1, device="cuda")[:, 1:].copy_(x)
+    apart = torch.zeros(20, width + 1, dtype=dtype, device="cuda")[:, 1:].copy_(x)
     features = dataclasses.replace(GraphFeatures.of(csr), num_edges=10**9, max_degree=1)  # whatever the rule says
     plan = (None, [LONG_ROW, CHUNK, *[0] * 6, 1])
     for blocks, weight, features_x in itertools.product((1, 3), (None, cpu_w), (x, apart)):
@@ -163,12 +163,17 @@ def run_staged(graph, width):  # type: ignore[no-untyped-def]
         w, wide_w = (None, None) if weight is None else (weight.cuda(), weight.double())
         out = _native.spmm(csr.rowptr, csr.col, w, features_x, None, None, *plan, False, **stage)
         expected, _ = reference.spmm(graph, cpu_x.double(), wide_w, "sum")
-        check(("staged", width, blocks), out, expected, torch.float32)
+        check(("staged", width, blocks), out, expected, dtype)
         end_of = (*end, True, torch.float16)
         out = _native.spmm(csr.rowptr, csr.col, w, features_x, None, scale, *plan, True, *end_of, **stage)
         expected, _ = reference.spmm(graph, cpu_x.double(), wide_w, "mean")
         expected = expected * cpu_scale.double().unsqueeze(1) + ended
-        check(("staged", width, blocks, "epilogue"), out, expected.relu(), torch.float16)
+        check(
+            ("staged", width, blocks, "epilogue"),
+            out,
+            expected.relu(),
+            max(dtype, torch.float16, key=TOLERANCE.__getitem__),
+        )
 
 
 def run_pcsr(formats, graph, rowptr, dtype, width, heads):  # type: ignore[no-untyped-def]

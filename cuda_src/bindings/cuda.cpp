@@ -161,7 +161,7 @@ void set_end(cuda::SumEnd& p, const Result& result, Tensor& out, const OptionalT
 bool run_staged(const cuda::RowSweep& sweep, const OptionalTensor& stage, int64_t blocks,
                 int64_t sources, const Tensor& like) {
   const bool one_weight = sweep.weight == nullptr || sweep.heads <= 1;
-  if (!stage || sweep.dtype != Dtype::kFloat32 || sweep.wide_index || !one_weight ||
+  if (!stage || sweep.dtype == Dtype::kFloat64 || sweep.wide_index || !one_weight ||
       sweep.src_scale != nullptr) {
     return false;
   }
@@ -170,7 +170,8 @@ bool run_staged(const cuda::RowSweep& sweep, const OptionalTensor& stage, int64_
   p.shared_bytes = static_cast<int>(attribute<cudaDevAttrMaxSharedMemoryPerBlockOptin>(p.device) -
                                     cuda::kStagedStatic);
   p.staged = choose_staged(p.rows, p.width, blocks, sources,
-                           attribute<cudaDevAttrMultiProcessorCount>(p.device), p.shared_bytes);
+                           attribute<cudaDevAttrMultiProcessorCount>(p.device), p.shared_bytes,
+                           p.dtype == Dtype::kFloat32 ? 4 : 2);
   if (p.staged.team == 0) return false;
   p.stage = stage->const_data_ptr();
   p.blocks = static_cast<int>(blocks);
@@ -178,7 +179,8 @@ bool run_staged(const cuda::RowSweep& sweep, const OptionalTensor& stage, int64_
   const Launch launch(like);
   OptionalTensor scratch;  // freed at the end of this call, and reused in stream order only
   if (p.staged.parts > 1) {
-    scratch = fast_empty(like, {p.staged.parts * p.rows, p.staged.slabs * 32}, ScalarType::Float);
+    scratch = fast_empty(like, {p.staged.parts * p.rows, p.staged.slabs * p.staged.slab},
+                         ScalarType::Float);
     p.scratch = scratch->mutable_data_ptr();
   }
   launch.check("spmm", cuda::staged_spmm(p, launch.stream()));

@@ -89,10 +89,11 @@ inline int stream_lanes(int64_t vectors) {
 }
 
 // How a sum from staged sources is spread over blocks of threads, which have a multiprocessor each:
-// `team` of them share a slab of 32 columns and a part of the sources, that is one block of
+// `team` of them share a slab of columns and a part of the sources, that is one block of
 // sources, or all where parts = 1. No team: it can't be done.
 struct StagedGeometry {
   int slabs = 0, parts = 1, team = 0;
+  int slab = 0;  // columns of each
   int shared_bytes = 0;
 };
 
@@ -100,10 +101,12 @@ struct StagedGeometry {
 // and to add partial results afterwards. `shared_bytes` is what a block of threads may have,
 // besides a little that it has anyway.
 inline StagedGeometry choose_staged(int64_t rows, int64_t width, int64_t blocks, int64_t sources,
-                                    int64_t multiprocessors, int64_t shared_bytes) {
-  constexpr int64_t kRow = 128;  // bytes of a slab of a source, or of sums
-  const int64_t slabs = (width + 31) / 32, parts = slabs <= 4 ? blocks : 1;
-  const int64_t room = shared_bytes / kRow - sources;  // rows of sums
+                                    int64_t multiprocessors, int64_t shared_bytes,
+                                    int64_t element_bytes) {
+  constexpr int64_t kRow = 128;  // bytes of a slab of a source
+  const int64_t slab = kRow / element_bytes, sums_row = slab * 4;
+  const int64_t slabs = (width + slab - 1) / slab, parts = slabs <= 4 ? blocks : 1;
+  const int64_t room = (shared_bytes - sources * kRow) / sums_row - (shared_bytes < sources * kRow);
   if (rows < 1 || width < 1 || room < (parts > 1 ? 0 : 1)) return {};
   // The blocks of threads that there are multiprocessors for, or as many times more as the sums of
   // their rows take to fit in.
@@ -112,7 +115,7 @@ inline StagedGeometry choose_staged(int64_t rows, int64_t width, int64_t blocks,
   const int64_t team = std::min(rows, waves * multiprocessors / (slabs * parts));
   if (slabs * parts * team > INT32_MAX) return {};
   const int64_t sums = parts > 1 ? 0 : (rows + team - 1) / team;
-  return {int(slabs), int(parts), int(team), int((sources + sums) * kRow)};
+  return {int(slabs), int(parts), int(team), int(slab), int(sources * kRow + sums * sums_row)};
 }
 
 }  // namespace gsp

@@ -27,36 +27,53 @@ __global__ void __launch_bounds__(kThreads)
   if (j < edges) to[j] = from[perm[j]];
 }
 
-// Scratch of a sort: the edges' numbers, the sorted keys, and what the library needs itself.
+// Keys and the edges' numbers from one buffer to the other and back, so that no more is held than
+// the results and two copies of the keys: scratch is these and what the library needs itself.
 template <typename Index>
-cudaError_t sort(const Grouping& p, const Index* ids, Index* keys, void* temporary, size_t& bytes,
+struct Buffers {
+  cub::DoubleBuffer<Index> keys, numbers;
+};
+
+template <typename Index>
+cudaError_t sort(const Grouping& p, Buffers<Index>& b, void* temporary, size_t& bytes,
                  cudaStream_t stream) {
-  return cub::DeviceRadixSort::SortPairs(temporary, bytes, static_cast<const Index*>(p.key), keys,
-                                         ids, static_cast<Index*>(p.perm), p.edges, 0,
+  return cub::DeviceRadixSort::SortPairs(temporary, bytes, b.keys, b.numbers, p.edges, 0,
                                          bits_of(p.rows), stream);
 }
 
 template <typename Index>
 cudaError_t group_by_sorting(const Grouping& p, cudaStream_t stream) {
   const unsigned blocks = unsigned((p.edges + kThreads - 1) / kThreads);
-  auto* ids = static_cast<Index*>(p.scratch);
-  auto* keys = ids + p.edges;
+  auto* keys = static_cast<Index*>(p.scratch);
+  auto* perm = static_cast<Index*>(p.perm);
+  auto* col = static_cast<Index*>(p.col);
+  const size_t each = size_t(p.edges) * sizeof(Index);
+  const Index* sorted = keys;
   if (p.edges > 0) {
-    GSP_LAUNCH((number<Index>), blocks, stream, p.edges, ids);
-    size_t bytes = size_t(p.scratch_bytes) - 2 * p.edges * sizeof(Index);
-    const cudaError_t error = sort<Index>(p, ids, keys, keys + p.edges, bytes, stream);
+    cudaError_t error = cudaMemcpyAsync(keys, p.key, each, cudaMemcpyDeviceToDevice, stream);
     if (error != cudaSuccess) return error;
-    GSP_LAUNCH((gather<Index>), blocks, stream, static_cast<const Index*>(p.other),
-               static_cast<const Index*>(p.perm), p.edges, static_cast<Index*>(p.col));
+    GSP_LAUNCH((number<Index>), blocks, stream, p.edges, perm);
+    Buffers<Index> b{{keys, keys + p.edges}, {perm, col}};
+    size_t bytes = size_t(p.scratch_bytes) - 2 * each;
+    error = sort<Index>(p, b, keys + 2 * p.edges, bytes, stream);
+    if (error != cudaSuccess) return error;
+    sorted = b.keys.Current();
+    if (b.numbers.Current() != perm) {  // after an odd number of passes
+      error = cudaMemcpyAsync(perm, col, each, cudaMemcpyDeviceToDevice, stream);
+      if (error != cudaSuccess) return error;
+    }
+    GSP_LAUNCH((gather<Index>), blocks, stream, static_cast<const Index*>(p.other), perm, p.edges,
+               col);
   }
-  return find_rowptr(p.wide_index, keys, p.edges, p.rows, p.rowptr, stream);
+  return find_rowptr(p.wide_index, sorted, p.edges, p.rows, p.rowptr, stream);
 }
 
 template <typename Index>
 cudaError_t sorting_bytes(const Grouping& p, int64_t* bytes) {
   size_t needed = 0;
-  const cudaError_t error = sort<Index>(p, nullptr, nullptr, nullptr, needed, nullptr);
-  *bytes = int64_t(needed + 2 * p.edges * sizeof(Index));
+  Buffers<Index> none;
+  const cudaError_t error = sort<Index>(p, none, nullptr, needed, nullptr);
+  *bytes = int64_t(needed + 2 * size_t(p.edges) * sizeof(Index));
   return error;
 }
 

@@ -1,20 +1,21 @@
 // Sums over small dense graphs, whose rows of x are gathered from shared memory: there, every
 // source of such a graph is read hundreds of times a multiprocessor, faster than the L2 can serve.
 //
-// Columns are cut into slabs of 32, and sources into blocks of as many as leave room in shared
-// memory (gnn_spmm_plugin/schedule.py, `stage_of`). A team of K blocks of threads has a slab, and
-// either one block of sources, or all of them one after the other. Its member k has rows order[k],
-// order[k + K], ... of an order by falling length, so that all have about as many edges. A warp
-// takes two rows at a time, 16 lanes each. Of teams with all sources, sums are kept in shared
-// memory until the last block; others leave partial sums, which `staged_fold` adds in order. So no
-// float is added atomically, and the order of a sum depends on the graph, the width and the device.
+// Columns are cut into slabs of 128 bytes, and sources into blocks of as many as leave room in
+// shared memory (gnn_spmm_plugin/schedule.py, `stage_of`). A team of K blocks of threads has a
+// slab, and either one block of sources, or all of them one after the other. Its member k has rows
+// order[k], order[k + K], ... of an order by falling length, so that all have about as many edges.
+// A warp takes two rows at a time, 16 lanes each. Of teams with all sources, sums are kept in
+// shared memory until the last block; others leave partial sums, which `staged_fold` adds in order.
+// So no float is added atomically, and the order of a sum depends on the graph, the width and the
+// device.
 //
 // Lanes. A load of 16 bytes a lane is served to 8 lanes at a time, without conflict where their
 // chunks of 16 bytes lie in different banks: where they are different chunks of their rows of 128
 // bytes, whatever the rows. So lane q of 8 reads chunk q ^ t of the source of an edge of its own in
 // step t = 0 .. 7. A lane reads index and weight of its own edges only; were the lanes of an edge
 // to read them together, that would cost half as much again as the gathers. In return a lane has
-// sums of all 32 columns, which are added over the lanes at the end of a row.
+// sums of all columns of the slab, which are added over the lanes at the end of a row.
 #pragma once
 
 #include "cuda/epilogue.cuh"
@@ -22,18 +23,25 @@
 
 namespace gsp::cuda {
 
-constexpr int kStagedThreads = 768;  // 80 registers each
-constexpr int kSlab = 32;            // columns; a source takes 128 bytes
+// What a source of an element type takes of a slab.
+template <typename T>
+struct Slab {
+  static constexpr int kColumns = 128 / sizeof(T);
+  static constexpr int kChunk = 16 / sizeof(T);  // columns that are loaded at once
+  // A thread has a sum for each column: 80 registers, or 128.
+  static constexpr int kThreads = sizeof(T) == 4 ? 768 : 512;
+};
 
+template <typename T>
 struct StagedArgs {
   const int* order;  // [rows]: rows by falling length
   const int* cut;    // [blocks + 1, rows]: first edge of row order[i] into sources of each block
   const int* rowptr;
   const int* col;
-  const float* weight;  // or null
-  const float* x;
-  float* partial;  // [blocks, rows, slabs * 32], or null: all sources are of one team
-  Epilogue<float> epilogue;
+  const T* weight;  // or null
+  const T* x;
+  float* partial;  // [blocks, rows, slabs * columns], or null: all sources are of one team
+  Epilogue<T> epilogue;
   int64_t x_stride;
   int rows, cols, width;
   int blocks, sources;  // blocks of sources; sources of each
@@ -42,22 +50,31 @@ struct StagedArgs {
   bool wide_end;        // so is what is written and added at the end
 };
 
-// kBytes of shared memory at `to`, of which the first `bytes` are loaded and the rest is 0.
-template <int kBytes>
-__device__ __forceinline__ void copy_to_shared(char* to, const float* from, int bytes) {
+// 16 bytes of shared memory at `to`, of which the first `bytes` are loaded and the rest is 0.
+__device__ __forceinline__ void copy_chunk(char* to, const void* from, int bytes) {
 #ifdef __CUDA_ARCH__
-  const auto at = unsigned(__cvta_generic_to_shared(to));
-  if constexpr (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(bytes)
-                 : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(at), "l"(from), "r"(bytes)
-                 : "memory");
-  }
+  asm volatile(
+      "cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(unsigned(__cvta_generic_to_shared(to))),
+      "l"(from), "r"(bytes)
+      : "memory");
 #else
-  for (int i = 0; i < kBytes / 4; ++i)
-    reinterpret_cast<float*>(to)[i] = i * 4 < bytes ? from[i] : 0.f;
+  for (int i = 0; i < 16; ++i) to[i] = i < bytes ? static_cast<const char*>(from)[i] : char(0);
 #endif
+}
+
+// One element, or 0.
+template <typename T>
+__device__ __forceinline__ void copy_element(T* to, const T* from, bool ok) {
+#ifdef __CUDA_ARCH__
+  if constexpr (sizeof(T) == 4) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(
+                     unsigned(__cvta_generic_to_shared(to))),
+                 "l"(from), "r"(ok ? 4 : 0)
+                 : "memory");
+    return;
+  }
+#endif
+  *to = ok ? *from : narrow<T>(0.f);
 }
 
 __device__ __forceinline__ void wait_for_copies() {
@@ -87,38 +104,40 @@ struct SharedBytes {
 #endif
 };
 
-// Columns [32 slab, 32 slab + 32) of `count` rows of x from `first` on, zeros past the last column.
-__device__ __forceinline__ void stage_sources(const StagedArgs& a, char* to, int first, int count,
-                                              int slab) {
-  const int thread = int(threadIdx.x), column = slab * kSlab + (thread & 7) * 4;
-  const int columns = min(a.width - column, 4);
-  const float* from = a.x + (first + (thread >> 3)) * a.x_stride + (columns > 0 ? column : 0);
-  const int64_t step = kStagedThreads / 8 * a.x_stride;
+// The columns of a slab of `count` rows of x from `first` on, zeros past the last column.
+template <typename T>
+__device__ __forceinline__ void stage_sources(const StagedArgs<T>& a, char* to, int first,
+                                              int count, int slab) {
+  constexpr int kThreads = Slab<T>::kThreads, kChunk = Slab<T>::kChunk;
+  const int thread = int(threadIdx.x), column = slab * Slab<T>::kColumns + (thread & 7) * kChunk;
+  const int columns = min(a.width - column, kChunk);
+  const T* from = a.x + (first + (thread >> 3)) * a.x_stride + (columns > 0 ? column : 0);
+  const int64_t step = kThreads / 8 * a.x_stride;
   to += thread * 16;
   if (a.wide_x) {
 #pragma unroll 4
-    for (int i = thread; i < count * 8; i += kStagedThreads) {
-      copy_to_shared<16>(to, from, max(columns, 0) * 4);
-      to += kStagedThreads * 16;
+    for (int i = thread; i < count * 8; i += kThreads) {
+      copy_chunk(to, from, max(columns, 0) * int(sizeof(T)));
+      to += kThreads * 16;
       from += step;
     }
   } else {
 #pragma unroll 1
-    for (int i = thread; i < count * 8; i += kStagedThreads) {
+    for (int i = thread; i < count * 8; i += kThreads) {
 #pragma unroll
-      for (int v = 0; v < 4; ++v) {
+      for (int v = 0; v < kChunk; ++v) {
         const bool ok = v < columns;
-        copy_to_shared<4>(to + v * 4, from + (ok ? v : 0), ok ? 4 : 0);
+        copy_element(reinterpret_cast<T*>(to) + v, from + (ok ? v : 0), ok);
       }
-      to += kStagedThreads * 16;
+      to += kThreads * 16;
       from += step;
     }
   }
 }
 
 // Writes columns [column, column + kVec) of row order[i].
-template <int kVec>
-__device__ __forceinline__ void finish_staged(const StagedArgs& a, int i, int column,
+template <int kVec, typename T>
+__device__ __forceinline__ void finish_staged(const StagedArgs<T>& a, int i, int column,
                                               float (&sum)[kVec]) {
   const int row = a.order[i];
   finish_sum<kVec>(a.epilogue, row, a.epilogue.mean ? a.rowptr[row + 1] - a.rowptr[row] : 0, column,
@@ -126,12 +145,12 @@ __device__ __forceinline__ void finish_staged(const StagedArgs& a, int i, int co
 }
 
 // All rows of a block of threads, whose sums are in shared memory.
-template <int kVec>
-__device__ __forceinline__ void finish_rows(const StagedArgs& a, const float* sums, int rows,
+template <int kVec, typename T>
+__device__ __forceinline__ void finish_rows(const StagedArgs<T>& a, const float* sums, int rows,
                                             int member, int slab) {
-  constexpr int kVectors = kSlab / kVec;
-  for (int j = int(threadIdx.x); j < rows * kVectors; j += kStagedThreads) {
-    const int column = slab * kSlab + j % kVectors * kVec;
+  constexpr int kColumns = Slab<T>::kColumns, kVectors = kColumns / kVec;
+  for (int j = int(threadIdx.x); j < rows * kVectors; j += Slab<T>::kThreads) {
+    const int column = slab * kColumns + j % kVectors * kVec;
     if (column >= a.width) continue;
     float sum[kVec];
 #pragma unroll
@@ -140,24 +159,18 @@ __device__ __forceinline__ void finish_rows(const StagedArgs& a, const float* su
   }
 }
 
-__device__ __forceinline__ void add_to(float4& sum, const float4& v) {
-  sum.x += v.x;
-  sum.y += v.y;
-  sum.z += v.z;
-  sum.w += v.w;
-}
-
 // sum += what the lane `distance` away has in `other`.
-__device__ __forceinline__ void add_from(float4& sum, const float4& other, int distance) {
-  add_to(sum, make_float4(__shfl_xor_sync(kFullMask, other.x, distance),
-                          __shfl_xor_sync(kFullMask, other.y, distance),
-                          __shfl_xor_sync(kFullMask, other.z, distance),
-                          __shfl_xor_sync(kFullMask, other.w, distance)));
+template <int kCount>
+__device__ __forceinline__ void add_from(float (&sum)[kCount], const float (&other)[kCount],
+                                         int distance) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) sum[i] += __shfl_xor_sync(kFullMask, other[i], distance);
 }
 
-template <bool kWeighted>
-__global__ void __launch_bounds__(kStagedThreads, 1)
-    staged_spmm(const __grid_constant__ StagedArgs a) {
+template <typename T, bool kWeighted>
+__global__ void __launch_bounds__(Slab<T>::kThreads, 1)
+    staged_spmm(const __grid_constant__ StagedArgs<T> a) {
+  constexpr int kColumns = Slab<T>::kColumns, kChunk = Slab<T>::kChunk;
   GSP_DYNAMIC_SHARED(char, memory);  // sources, then sums
   __shared__ int next[2];            // pair of rows to take; of even and of odd blocks of sources
   __shared__ const void* pointers[2];
@@ -168,13 +181,12 @@ __global__ void __launch_bounds__(kStagedThreads, 1)
   const int first = partial ? team % a.blocks : 0, last = partial ? first : a.blocks - 1;
   const int rows = (a.rows - member + a.team - 1) / a.team;  // of this block
   // Where row i of this block is summed: at sums + i * sums_step.
-  float4* sums = reinterpret_cast<float4*>(memory + a.sources * 128);
-  int sums_step = 8;
+  float* sums = reinterpret_cast<float*>(memory + a.sources * 128);
+  int sums_step = kColumns;
   if (partial) {
     const int slabs = int(gridDim.x) / (a.team * a.blocks);
-    sums_step = a.team * slabs * 8;
-    sums = reinterpret_cast<float4*>(a.partial) +
-           ((int64_t(first) * a.rows + member) * slabs + slab) * 8;
+    sums_step = a.team * slabs * kColumns;
+    sums = a.partial + ((int64_t(first) * a.rows + member) * slabs + slab) * kColumns;
   }
   const SharedBytes shared(memory);
 
@@ -185,14 +197,14 @@ __global__ void __launch_bounds__(kStagedThreads, 1)
   }
   for (int b = first; b <= last; ++b) {
     if (b != first) __syncthreads();  // no one reads the sources before
-    stage_sources(a, memory, b * a.sources, min(a.sources, a.cols - b * a.sources), slab);
+    stage_sources<T>(a, memory, b * a.sources, min(a.sources, a.cols - b * a.sources), slab);
     wait_for_copies();
     __syncthreads();
     if (threadIdx.x == 0) next[(b + 1) & 1] = 0;
     // By way of shared memory they stay in registers, else every edge has to read them anew.
     const void* const volatile* const kept = pointers;
     const auto* const col = static_cast<const int*>(kept[0]);
-    const auto* const weight = static_cast<const float*>(kept[1]);
+    const auto* const weight = static_cast<const T*>(kept[1]);
     // Chunk q ^ t of a source is at (column * 128 + here) ^ (t * 16): memory begins at a multiple
     // of 128.
     const unsigned here = shared.base + unsigned(q * 16) - unsigned(b * a.sources) * 128u;
@@ -220,11 +232,11 @@ __global__ void __launch_bounds__(kStagedThreads, 1)
     const auto fetch = [&](unsigned at, int& c, float& w) {
       if (at < t.end) {
         c = __ldg(col + at);
-        if constexpr (kWeighted) w = __ldg(weight + at);
+        if constexpr (kWeighted) w = widen<T>(__ldg(weight + at));
       }
     };
     // One edge of this lane; begins to load the one after the next.
-    const auto add_edge = [&](float4(&s)[8], int c, float w, int& c_after, float& w_after) {
+    const auto add_edge = [&](float (&s)[8][kChunk], int c, float w, int& c_after, float& w_after) {
       fetch(j + 32, c_after, w_after);
       const unsigned at = (unsigned(c) << 7) + here;
       float4 v[8];
@@ -232,13 +244,15 @@ __global__ void __launch_bounds__(kStagedThreads, 1)
       for (int u = 0; u < 8; ++u) v[u] = shared.load(at ^ unsigned(u << 4));
 #pragma unroll
       for (int u = 0; u < 8; ++u) {
-        if constexpr (kWeighted) {
-          s[u].x += w * v[u].x;
-          s[u].y += w * v[u].y;
-          s[u].z += w * v[u].z;
-          s[u].w += w * v[u].w;
-        } else {
-          add_to(s[u], v[u]);
+        Vec<T, kChunk> x;
+        __builtin_memcpy(&x, &v[u], 16);
+#pragma unroll
+        for (int i = 0; i < kChunk; ++i) {
+          if constexpr (kWeighted) {
+            s[u][i] += w * widen<T>(x.v[i]);
+          } else {
+            s[u][i] += widen<T>(x.v[i]);
+          }
         }
       }
       j += 16;
@@ -251,9 +265,12 @@ __global__ void __launch_bounds__(kStagedThreads, 1)
     start();
     while (t.pair * 2 < rows) {
       const Task after = take();
-      float4 s[8];
+      float s[8][kChunk];
 #pragma unroll
-      for (int u = 0; u < 8; ++u) s[u] = make_float4(0, 0, 0, 0);
+      for (int u = 0; u < 8; ++u) {
+#pragma unroll
+        for (int i = 0; i < kChunk; ++i) s[u][i] = 0;
+      }
       // Three edges in turn, so that no register is moved while it is still being loaded.
       while (true) {
         if (j >= t.end) break;
@@ -275,34 +292,37 @@ __global__ void __launch_bounds__(kStagedThreads, 1)
       }
       add_from(s[0], s[0], 8);
       if ((lane & 8) == 0 && i < rows) {
-        float4* const to = sums + int64_t(i) * sums_step + q;
-        if (b != first) add_to(s[0], *to);
-        *to = s[0];
+        float* const to = sums + int64_t(i) * sums_step + q * kChunk;
+        if (b != first) {
+#pragma unroll
+          for (int v = 0; v < kChunk; ++v) s[0][v] += to[v];
+        }
+        store_wide<float, kChunk>(to, s[0]);
       }
     }
   }
   if (partial) return;
   __syncthreads();
   if (a.wide_end) {
-    finish_rows<4>(a, &sums->x, rows, member, slab);
+    finish_rows<kChunk>(a, sums, rows, member, slab);
   } else {
-    finish_rows<1>(a, &sums->x, rows, member, slab);
+    finish_rows<1>(a, sums, rows, member, slab);
   }
 }
 
 // Adds the partial sums, kVec columns a thread; blockIdx.y: the slab.
-template <int kVec>
-__global__ void __launch_bounds__(kThreads) staged_fold(const __grid_constant__ StagedArgs a) {
-  constexpr int kVectors = kSlab / kVec;
+template <typename T, int kVec>
+__global__ void __launch_bounds__(kThreads) staged_fold(const __grid_constant__ StagedArgs<T> a) {
+  constexpr int kColumns = Slab<T>::kColumns, kVectors = kColumns / kVec;
   const int64_t thread = int64_t(blockIdx.x) * kThreads + int(threadIdx.x), i = thread / kVectors;
-  const int column = int(blockIdx.y) * kSlab + int(thread % kVectors) * kVec;
+  const int column = int(blockIdx.y) * kColumns + int(thread % kVectors) * kVec;
   if (i >= a.rows || column >= a.width) return;
-  const int64_t stride = int64_t(gridDim.y) * kSlab;
+  const int64_t stride = int64_t(gridDim.y) * kColumns;
   const float* from = a.partial + i * stride + column;
   float sum[kVec] = {};
 #pragma unroll 4
   for (int b = 0; b < a.blocks; ++b) {
-    const Vec<float, kVec> v = load<float, kVec>(from + int64_t(b) * a.rows * stride);
+    const Vec<float, kVec> v = load_wide_if<float, kVec>(true, from + int64_t(b) * a.rows * stride);
 #pragma unroll
     for (int k = 0; k < kVec; ++k) sum[k] += v.v[k];
   }

@@ -18,7 +18,7 @@ struct Case {
   int64_t room = 1 << 14;  // bytes of shared memory for sums
 };
 
-template <typename Out = float>
+template <typename Out = float, typename T = float>
 void check_staged(const char* name, const std::vector<int>& lengths, const Case& with,
                   bool special = false) {
   const int num_cols = 29, width = with.width,
@@ -44,17 +44,18 @@ void check_staged(const char* name, const std::vector<int>& lengths, const Case&
     }
   }
 
-  Matrix<float> x(num_cols, width, with.pad, size_t(with.offset));
+  Matrix<T> x(num_cols, width, with.pad, size_t(with.offset));
   x.fill([](int64_t, int64_t) { return uniform(); });
   if (special) {  // which a row without that column must not see
-    x.at(3, width / 2) = NAN;
-    x.at(4, width - 1) = -INFINITY;
-    x.at(5, 0) = INFINITY;
+    x.at(3, width / 2) = narrow<T>(NAN);
+    x.at(4, width - 1) = narrow<T>(-INFINITY);
+    x.at(5, 0) = narrow<T>(INFINITY);
   }
-  Buffer<float> weight(size_t(g.edges)), dst_scale(size_t(g.rows));
-  for (int64_t j = 0; j < g.edges; ++j) weight[j] = float(uniform());
+  Buffer<T> weight(size_t(g.edges));
+  Buffer<float> dst_scale(size_t(g.rows));
+  for (int64_t j = 0; j < g.edges; ++j) weight[j] = narrow<T>(float(uniform()));
   for (int r = 0; r < rows; ++r) dst_scale[r] = float(1.5 + uniform());
-  Matrix<float> self(rows, width, with.end_pad, size_t(with.end_offset));
+  Matrix<T> self(rows, width, with.end_pad, size_t(with.end_offset));
   self.fill([](int64_t, int64_t) { return uniform(); });
   Buffer<float> self_scale(with.by_row ? size_t(rows) : 1);
   for (int r = 0; r < (with.by_row ? rows : 1); ++r) self_scale[r] = float(1.5 + uniform());
@@ -62,7 +63,7 @@ void check_staged(const char* name, const std::vector<int>& lengths, const Case&
   for (int f = 0; f < width; ++f) bias[f] = float(uniform());
 
   StagedSpmm p{};
-  p.dtype = gsp::Dtype::kFloat32;
+  p.dtype = kDtype<T>;
   p.out_dtype = kDtype<Out>;
   p.rowptr = g.rowptr.data();
   p.col = g.col.data();
@@ -85,7 +86,7 @@ void check_staged(const char* name, const std::vector<int>& lengths, const Case&
   p.sources = with.sources;
   p.shared_bytes = int(emu::kMaxSharedBytes);  // of the device; the case makes do with less
   p.staged = gsp::choose_staged(rows, width, blocks, with.sources, with.multiprocessors,
-                                with.sources * 128 + with.room);
+                                with.sources * 128 + with.room, sizeof(T));
   expect(p.staged.team > 0 && p.staged.shared_bytes <= with.sources * 128 + with.room,
          "%s: the geometry does not fit", name);
 
@@ -94,13 +95,13 @@ void check_staged(const char* name, const std::vector<int>& lengths, const Case&
   for (const auto order : {emu::Order::kForward, emu::Order::kReverse, emu::Order::kShuffled}) {
     Buffer<Out> again(size_t(g.rows * width), 0, kUnwritten);
     const size_t parts = p.staged.parts > 1 ? size_t(p.staged.parts) : 0;
-    Buffer<float> scratch(parts * size_t(rows * p.staged.slabs * kSlab));
+    Buffer<float> scratch(parts * size_t(rows * p.staged.slabs * p.staged.slab));
     p.out = first ? out.data() : again.data();
     p.scratch = scratch.data();
     emu::order = order;
-    expect(
-        (with.weight ? staged_of<true>(p, nullptr) : staged_of<false>(p, nullptr)) == cudaSuccess,
-        "%s: the launch failed", name);
+    expect((with.weight ? staged_of<T, true>(p, nullptr) : staged_of<T, false>(p, nullptr)) ==
+               cudaSuccess,
+           "%s: the launch failed", name);
     expect(first || same_bits(out, again), "%s, width %d: other values", name, width);
     first = false;
   }
@@ -111,14 +112,16 @@ void check_staged(const char* name, const std::vector<int>& lengths, const Case&
     for (int f = 0; f < width; ++f) {
       double sum = 0, magnitude = 0;
       for (int j = g.rowptr[r]; j < g.rowptr[r + 1]; ++j) {
-        const double term = double(x.at(g.col[j], f)) * (with.weight ? double(weight[j]) : 1);
+        const double term =
+            double(widen<T>(x.at(g.col[j], f))) * (with.weight ? double(widen<T>(weight[j])) : 1);
         sum += term;
         magnitude += std::fabs(term);
       }
       sum *= scale;
       magnitude *= scale;
       if (with.self) {
-        const double term = double(self_scale[with.by_row ? r : 0]) * double(self.at(r, f));
+        const double term =
+            double(self_scale[with.by_row ? r : 0]) * double(widen<T>(self.at(r, f)));
         sum += term;
         magnitude += std::fabs(term);
       }
@@ -187,7 +190,7 @@ void test_geometry() {
   c.room = 0;
   check_staged("no room", kMixed, c);
   const auto fits = [](int64_t width, int64_t room) {
-    return gsp::choose_staged(19, width, 4, 8, 5, 8 * 128 + room).team > 0;
+    return gsp::choose_staged(19, width, 4, 8, 5, 8 * 128 + room, 4).team > 0;
   };
   expect(fits(128, 0) && !fits(128, -1) && !fits(129, 127) && fits(129, 128) && !fits(0, 1 << 14),
          "what fits");
@@ -206,6 +209,28 @@ void test_end(const char* name) {
     c.end_offset = width == 64 ? 2 : 1;
     check_staged<Out>(name, kMixed, c);
   }
+}
+
+// Halves: twice the columns in a slab.
+template <typename T>
+void test_halves(const char* name) {
+  for (const int width : {1, 8, 30, 64, 65, 128, 264}) {
+    Case c;
+    c.width = width;
+    c.weight = width % 2 == 0;
+    check_staged<T, T>(name, kMixed, c, true);
+    c.sources = 15;
+    c.mean = c.dst_scale = true;
+    check_staged<float, T>(name, kMixed, c);
+    c.self = c.bias = c.relu = true;
+    c.pad = width == 64 ? 1 : 8;
+    c.offset = width == 128 ? 2 : 0;
+    check_staged<T, T>(name, kMixed, c);
+  }
+  Case c;
+  c.width = 264;
+  c.room = 512;  // two rows
+  check_staged<T, T>(name, kMixed, c);
 }
 
 // Rows of x that lie apart, start off the boundary of a vector, or are all one.
@@ -227,6 +252,8 @@ void test_layouts() {
 }  // namespace
 
 int main() {
+  test_halves<__half>("float16");
+  test_halves<__nv_bfloat16>("bfloat16");
   test_widths();
   test_much_memory();
   test_geometry();
