@@ -503,10 +503,10 @@ def test_the_first_bad_edge_is_found(device: str, kind: torch.dtype) -> None:
             gsp.Graph.from_edge_index(torch.stack([src, dst]), 10)
 
 
-@pytest.mark.parametrize("count", [1 << 18, (1 << 18) + 1])
+@pytest.mark.parametrize("count", [1 << 18, (1 << 18) + 1, (5 << 18) + 3])
 @pytest.mark.parametrize("skew", ["even", "one row", "two rows", "few rows", "half"])
 def test_groups_of_every_length(device: str, skew: str, count: int) -> None:
-    """The largest graph whose edges are grouped by counting on CUDA, and the smallest that is sorted."""
+    """The largest graph whose edges are grouped by counting on CUDA, the smallest that is sorted, and one in parts."""
     generator = torch.Generator().manual_seed(0)
     n = 1 << 18
     dst = torch.randint(n, (count,), generator=generator)

@@ -1,12 +1,18 @@
-// Grouping edges by row: by counting where they are few, else by a radix sort.
+// Grouping edges by row: by counting where they are few, else by a radix sort of one part of them
+// after the other.
+#include <algorithm>
 #include <cub/device/device_radix_sort.cuh>
+#include <cub/device/device_scan.cuh>
 
-#include "cuda/device.cuh"
+#include "cuda/group.cuh"
 #include "cuda/launch.h"
 
 namespace gsp::cuda {
 
 namespace {
+
+// Enough for a large GPU; of more edges a sixteenth, so that scratch is a quarter of a result.
+constexpr int64_t kLeastPart = 1 << 20;
 
 int bits_of(int64_t rows) {
   int bits = 1;
@@ -14,66 +20,83 @@ int bits_of(int64_t rows) {
   return bits;
 }
 
-template <typename Index>
-__global__ void __launch_bounds__(kThreads) number(int64_t edges, Index* ids) {
-  const int64_t j = int64_t(blockIdx.x) * kThreads + threadIdx.x;
-  if (j < edges) ids[j] = Index(j);
-}
+unsigned blocks_of(int64_t threads) { return unsigned((threads + kThreads - 1) / kThreads); }
 
+// What scratch holds, in this order; then what the library needs.
 template <typename Index>
-__global__ void __launch_bounds__(kThreads)
-    gather(const Index* from, const Index* perm, int64_t edges, Index* to) {
-  const int64_t j = int64_t(blockIdx.x) * kThreads + threadIdx.x;
-  if (j < edges) to[j] = from[perm[j]];
-}
+struct Parts {
+  explicit Parts(const Grouping& p)
+      : part(std::min(p.edges, std::max(kLeastPart, (p.edges + 15) / 16))),
+        next(static_cast<Index*>(p.scratch)),
+        shift(next + p.rows),
+        keys{shift + p.rows, shift + p.rows + part},
+        ids{shift + p.rows + 2 * part, shift + p.rows + 3 * part},
+        rest(shift + p.rows + 4 * part) {}
 
-// Keys and the edges' numbers from one buffer to the other and back, so that no more is held than
-// the results and two copies of the keys: scratch is these and what the library needs itself.
-template <typename Index>
-struct Buffers {
-  cub::DoubleBuffer<Index> keys, numbers;
+  int64_t bytes() const { return (2 * rows_of() + 4 * part) * int64_t(sizeof(Index)); }
+  int64_t rows_of() const { return shift - next; }
+
+  int64_t part;  // edges that are sorted at a time
+  Index* next;   // of each row, the place of its next edge
+  Index* shift;
+  Index* keys[2];
+  Index* ids[2];
+  Index* rest;
 };
 
 template <typename Index>
-cudaError_t sort(const Grouping& p, Buffers<Index>& b, void* temporary, size_t& bytes,
+cudaError_t sort(const Grouping& p, cub::DoubleBuffer<Index>& keys, cub::DoubleBuffer<Index>& ids,
+                 Index edges, void* temporary, size_t& bytes, cudaStream_t stream) {
+  return cub::DeviceRadixSort::SortPairs(temporary, bytes, keys, ids, edges, 0, bits_of(p.rows),
+                                         stream);
+}
+
+template <typename Index>
+cudaError_t scan(const Grouping& p, Index* count, void* temporary, size_t& bytes,
                  cudaStream_t stream) {
-  return cub::DeviceRadixSort::SortPairs(temporary, bytes, b.keys, b.numbers, p.edges, 0,
-                                         bits_of(p.rows), stream);
+  return cub::DeviceScan::InclusiveSum(temporary, bytes, count, count, p.rows, stream);
 }
 
 template <typename Index>
 cudaError_t group_by_sorting(const Grouping& p, cudaStream_t stream) {
-  const unsigned blocks = unsigned((p.edges + kThreads - 1) / kThreads);
-  auto* keys = static_cast<Index*>(p.scratch);
-  auto* perm = static_cast<Index*>(p.perm);
-  auto* col = static_cast<Index*>(p.col);
-  const size_t each = size_t(p.edges) * sizeof(Index);
-  const Index* sorted = keys;
-  if (p.edges > 0) {
-    cudaError_t error = cudaMemcpyAsync(keys, p.key, each, cudaMemcpyDeviceToDevice, stream);
+  const Parts<Index> s(p);
+  const auto* key = static_cast<const Index*>(p.key);
+  auto* rowptr = static_cast<Index*>(p.rowptr);
+  size_t bytes = size_t(p.scratch_bytes - s.bytes());
+  cudaError_t error = cudaMemsetAsync(rowptr, 0, (p.rows + 1) * sizeof(Index), stream);
+  if (error != cudaSuccess || p.edges == 0) return error;
+  GSP_LAUNCH((count_rows<Index>), std::min(blocks_of(p.edges), 1u << 14), stream, key, p.edges,
+             rowptr + 1);
+  error = scan<Index>(p, rowptr + 1, s.rest, bytes, stream);
+  if (error != cudaSuccess) return error;
+  error = cudaMemcpyAsync(s.next, rowptr, p.rows * sizeof(Index), cudaMemcpyDeviceToDevice, stream);
+  for (int64_t first = 0; first < p.edges && error == cudaSuccess; first += s.part) {
+    const Index edges = Index(std::min(s.part, p.edges - first));
+    const unsigned blocks = blocks_of(edges);
+    error = cudaMemcpyAsync(s.keys[0], key + first, size_t(edges) * sizeof(Index),
+                            cudaMemcpyDeviceToDevice, stream);
     if (error != cudaSuccess) return error;
-    GSP_LAUNCH((number<Index>), blocks, stream, p.edges, perm);
-    Buffers<Index> b{{keys, keys + p.edges}, {perm, col}};
-    size_t bytes = size_t(p.scratch_bytes) - 2 * each;
-    error = sort<Index>(p, b, keys + 2 * p.edges, bytes, stream);
+    GSP_LAUNCH((number<Index>), blocks, stream, edges, s.ids[0]);
+    cub::DoubleBuffer<Index> keys(s.keys[0], s.keys[1]), ids(s.ids[0], s.ids[1]);
+    bytes = size_t(p.scratch_bytes - s.bytes());
+    error = sort<Index>(p, keys, ids, edges, s.rest, bytes, stream);
     if (error != cudaSuccess) return error;
-    sorted = b.keys.Current();
-    if (b.numbers.Current() != perm) {  // after an odd number of passes
-      error = cudaMemcpyAsync(perm, col, each, cudaMemcpyDeviceToDevice, stream);
-      if (error != cudaSuccess) return error;
-    }
-    GSP_LAUNCH((gather<Index>), blocks, stream, static_cast<const Index*>(p.other), perm, p.edges,
-               col);
+    GSP_LAUNCH((find_shifts<Index>), blocks, stream, keys.Current(), edges, s.next, s.shift);
+    GSP_LAUNCH((place_edges<Index>), blocks, stream, keys.Current(), ids.Current(), edges,
+               Index(first), static_cast<const Index*>(p.other), s.shift, s.next,
+               static_cast<Index*>(p.perm), static_cast<Index*>(p.col));
   }
-  return find_rowptr(p.wide_index, sorted, p.edges, p.rows, p.rowptr, stream);
+  return error;
 }
 
 template <typename Index>
 cudaError_t sorting_bytes(const Grouping& p, int64_t* bytes) {
-  size_t needed = 0;
-  Buffers<Index> none;
-  const cudaError_t error = sort<Index>(p, none, nullptr, needed, nullptr);
-  *bytes = int64_t(needed + 2 * size_t(p.edges) * sizeof(Index));
+  const Parts<Index> s(p);
+  size_t of_sort = 0, of_scan = 0;
+  cub::DoubleBuffer<Index> none;
+  cudaError_t error = sort<Index>(p, none, none, Index(s.part), nullptr, of_sort, nullptr);
+  if (error == cudaSuccess) error = scan<Index>(p, nullptr, nullptr, of_scan, nullptr);
+  *bytes = s.bytes() + int64_t(std::max(of_sort, of_scan));
   return error;
 }
 
