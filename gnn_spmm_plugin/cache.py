@@ -38,23 +38,24 @@ MAX_BYTES = 1 << 30
 
 
 class _Entry:
-    """A graph, and its own copy of the index vectors it was made from."""
+    """A graph, and its own copy of the index vectors it was made from; None where the graph itself says them."""
 
     __slots__ = ("__weakref__", "copy", "graph", "nbytes", "roots", "size")
 
     def __init__(self, graph: Graph, size: Any) -> None:
         self.graph, self.size = graph, size
         csr = graph._csr
-        assert csr.coo is not None
         self.copy = csr.coo
         self.roots = 0  # living, unchanged tensors that it is the graph of
-        # The first backward adds the transpose; where nothing had to be sorted, the columns are the copy.
-        numbers = csr.num_rows + csr.num_cols + 2 + csr.col.shape[0] * (4 if csr.perm is None else 6)
+        # The first backward adds the transpose; where nothing had to be sorted, the columns are part of the copy.
+        arrays = 3 if self.copy is None else 4 if csr.perm is None else 6
+        numbers = csr.num_rows + csr.num_cols + 2 + csr.col.shape[0] * arrays
         self.nbytes = numbers * csr.col.element_size()
 
     def equals(self, dst: Tensor, src: Tensor) -> bool:
         """Exact comparison; on CUDA one read back."""
-        return _native.same_coo(dst, src, *self.copy)  # type: ignore[no-any-return]
+        csr = self.graph._csr
+        return _native.same_coo(dst, src, *(self.copy or (csr.rows(), csr.col)))  # type: ignore[no-any-return]
 
 
 class _Ref(weakref.ref[Tensor]):

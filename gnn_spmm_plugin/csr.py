@@ -19,16 +19,16 @@ _INT32_MAX = 2**31 - 1
 class KeptWeight:
     """A weight for each edge, in the order in which a kernel reads it; one at a time.
 
-    It is gathered from a constant tensor once, and kept until that changes or dies; one that needs a gradient changes
-    with every step, so nothing of it is kept. As for implicit graphs, what is kept is compared on the CPU, where writes
-    through NumPy pass by the version counter, and on CUDA only under ``GSP_LOG=verify``.
+    It is made from one constant tensor, or two, once, and kept until these change or die; one that needs a gradient
+    changes with every step, so nothing of it is kept. As for implicit graphs, what is kept is compared on the CPU,
+    where writes through NumPy pass by the version counter, and on CUDA only under ``GSP_LOG=verify``.
     """
 
     __slots__ = ("_entry", "_no_room", "pinned")
 
     def __init__(self) -> None:
-        # (weak reference to what was given last, its state, what was gathered from it, a copy to compare it with)
-        self._entry: tuple[weakref.ref[Tensor], Any, Tensor | None, Tensor | None] | None = None
+        # of what was given last: (weak reference, its state, a copy to compare it with) of each; what was made of it
+        self._entry: tuple[tuple[tuple[weakref.ref[Tensor], Any, Tensor | None], ...], Tensor | None] | None = None
         self._no_room = False  # for a copy that can be done without
         self.pinned: list[Tensor] = []  # read by a captured CUDA graph: never freed before the graph
 
@@ -36,47 +36,50 @@ class KeptWeight:
         """``weight[index]``; `index` is always the same."""
         if torch.compiler.is_compiling():
             return weight.index_select(0, index)
-        _, kept = self._find(weight)
+        given = (weight,)
+        _, kept = self._find(given)
         if kept is None:
             counters["weight_permutes"] += 1
             kept = weight.index_select(0, index)
-            self._keep(weight, kept)
+            self._keep(given, kept)
         return kept
 
-    def recurring(self, scale: Tensor, index: Tensor) -> Tensor | None:
-        """``scale[index]``, from the second time in a row on; None before: it may change with every call."""
+    def recurring(self, make: Callable[[], Tensor], *given: Tensor) -> Tensor | None:
+        """``make()``, from the second time in a row that it is `given`; None before: it may change with every call."""
         if torch.compiler.is_compiling() or self._no_room:
             return None
-        known, kept = self._find(scale)
-        if kept is None and not capturing(scale.device):
+        known, kept = self._find(given)
+        if kept is None and not capturing(given[0].device):
             if known:
                 try:
-                    kept = scale.index_select(0, index)
+                    kept = make()
                     counters["scale_gathers"] += 1
                 except torch.OutOfMemoryError:
                     self._no_room = True
-            self._keep(scale, kept)
+            self._keep(given, kept)
         return kept
 
-    def _find(self, t: Tensor) -> tuple[bool, Tensor | None]:
-        """Whether `t` is what was given last, as it was then, and what was gathered from it, if anything."""
-        if self._entry is None:
+    def _find(self, given: tuple[Tensor, ...]) -> tuple[bool, Tensor | None]:
+        """Whether it is what was given last, as it was then, and what was made of it, if anything."""
+        if self._entry is None or len(self._entry[0]) != len(given):
             return False, None
-        ref, then, kept, original = self._entry
-        if ref() is not t or not _is_cacheable(t) or then != state(t):
-            return False, None
-        in_capture = capturing(t.device)
-        compare = not t.is_cuda or (verify_always() and not in_capture)
-        if compare and (original is None or not unchanged(original, t)):
-            return False, None
+        then, kept = self._entry
+        in_capture = capturing(given[0].device)
+        for t, (ref, before, original) in zip(given, then, strict=True):
+            if ref() is not t or not _is_cacheable(t) or before != state(t):
+                return False, None
+            compare = not t.is_cuda or (verify_always() and not in_capture)
+            if compare and (original is None or not unchanged(original, t)):
+                return False, None
         if in_capture and kept is not None:
             self.pinned.append(kept)
         return True, kept
 
-    def _keep(self, t: Tensor, kept: Tensor | None) -> None:
-        if _is_cacheable(t) and not capturing(t.device):  # what a capture allocates belongs to its CUDA graph
-            compare = not t.is_cuda or verify_always()
-            self._entry = weakref.ref(t), state(t), kept, t.clone() if compare else None
+    def _keep(self, given: tuple[Tensor, ...], kept: Tensor | None) -> None:
+        # what a capture allocates belongs to its CUDA graph
+        if all(map(_is_cacheable, given)) and not capturing(given[0].device):
+            compare = not given[0].is_cuda or verify_always()
+            self._entry = tuple((weakref.ref(t), state(t), t.clone() if compare else None) for t in given), kept
 
 
 class Csr:
@@ -110,7 +113,8 @@ class Csr:
     def __init__(self, rowptr: Tensor, col: Tensor, perm: Tensor | None, num_cols: int) -> None:
         self.rowptr, self.col, self.perm = rowptr, col, perm
         self.num_rows, self.num_cols = rowptr.shape[0] - 1, num_cols
-        # (dst, src) in the caller's order, copies of our own: what the transpose is made from, and then let go
+        # (dst, src) in the caller's order, copies of our own: what the transpose is made from, and then let go. Where
+        # they were sorted, a GPU makes them again when they are asked for: they are as long as the edges.
         self.coo: tuple[Tensor, Tensor] | None = None
         self.plan: Any = None  # the plan of calls that ask for nothing special
         self.plans: dict[Any, Any] = {}  # the others, by what was asked for
@@ -135,8 +139,7 @@ class Csr:
 
     def rows(self) -> Tensor:
         """The row of each entry, ``[E]`` of the index dtype, in row order."""
-        ids = torch.arange(self.num_rows, dtype=self.rowptr.dtype, device=self.rowptr.device)
-        return ids.repeat_interleave(self.degree(), output_size=self.col.shape[0])
+        return torch.repeat_interleave(self.degree(), output_size=self.col.shape[0])
 
     def in_row_order(self, weight: Tensor) -> Tensor:
         """`weight` ([E] or [E, H], caller's order) in row order; of a constant weight it is kept."""
@@ -144,9 +147,17 @@ class Csr:
             return weight.contiguous()
         return self._weights.permuted(weight, self.perm)
 
-    def scale_in_row_order(self, scale: Tensor) -> Tensor | None:
-        """`scale` ([num_cols]) of each entry's column, in row order; None unless it seems to be constant."""
-        return self._scales.recurring(scale, self.col)
+    def scale_in_row_order(self, src_scale: Tensor, dst_scale: Tensor | None = None) -> Tensor | None:
+        """`src_scale` ([num_cols]) of each entry's column times `dst_scale` ([num_rows]) of its row, in row order.
+
+        None unless they seem to be constant.
+        """
+        if dst_scale is None:
+            return self._scales.recurring(lambda: src_scale.index_select(0, self.col), src_scale)
+        ends = dst_scale.unsqueeze(1), src_scale.unsqueeze(1)
+        return self._scales.recurring(
+            lambda: _native.sddmm(self.rowptr, self.col, None, *ends, 0), src_scale, dst_scale
+        )
 
     def pin(self, *tensors: Tensor | None) -> None:
         """Keeps what a captured CUDA graph reads for as long as this lives."""
@@ -285,5 +296,6 @@ def _from_coo(dst: Tensor, src: Tensor, num_dst: int, num_src: int) -> Csr:
     counters["graphs_built"] += 1
     counters["sorts"] += perm is not None
     csr = Csr(rowptr, own_src if col is None else col, perm, num_src)
-    csr.coo = own_dst, own_src
+    if perm is not None or not own_dst.is_cuda:
+        csr.coo = own_dst, own_src
     return csr

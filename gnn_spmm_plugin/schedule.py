@@ -166,9 +166,9 @@ class Stage(TypedDict, total=False):
 def stage_of(csr: Csr, f: GraphFeatures, shared: int) -> tuple[Stage, str]:
     """A `Stage` where it pays, and what there is to say about it.
 
-    Sources go to `shared` bytes of shared memory 128 bytes of a row at a time, a fifth of which is for sums. On an H200 that is
-    1.6 to 2 times faster than gathers from the L2, where each block of sources is read much more often than it is
-    written, and has long pieces of rows; the bounds are estimates from there.
+    Sources go to `shared` bytes of shared memory 128 bytes of a row at a time, a fifth of which is for sums. On an
+    H200 that is 1.6 to 2 times faster than gathers from the L2, where each block of sources is read much more often
+    than it is written, and has long pieces of rows; the bounds are estimates from there.
 
     Args:
         csr: int32 indices.
@@ -189,7 +189,7 @@ def stage_of(csr: Csr, f: GraphFeatures, shared: int) -> tuple[Stage, str]:
     ends = torch.arange(blocks + 1, device=order.device).unsqueeze(1)
     cut = torch.searchsorted(key, order * blocks + ends)
     stage = torch.cat([order.unsqueeze(0), cut]).to(torch.int32)
-    how = f"sums from shared memory, but of float64, {sources:,} of {f.num_cols:,} sources at a time (measured on an H200)"
+    how = f"sums from shared memory, but of float64, {sources:,} of {f.num_cols:,} sources at a time"
     return Stage(stage=stage, sources=sources), how
 
 

@@ -6,6 +6,7 @@ import itertools
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import gnn_spmm_plugin as gsp
 from gnn_spmm_plugin import _native, reference
+from gnn_spmm_plugin.derivatives import _scales_rows_first
 from gnn_spmm_plugin.functional_aggregate import aggregate
 from gnn_spmm_plugin.plan import SMALL_EDGES
 
@@ -267,7 +269,7 @@ def expected(g: gsp.Graph, x: Tensor, scale: Tensor, weight: Tensor | None = Non
 @pytest.mark.parametrize("flag", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_constant_scales_are_laid_out_at_their_second_use(device: str, dtype: torch.dtype, flag: bool) -> None:
-    """Once for each direction, and with the same bits as before, so that torch's flag need not ask for less."""
+    """Once for each direction; under torch's flag with the same bits, else together with those of the rows."""
     g, scale = large(device), scale_of(device, dtype)
     x = values((500, 8), dtype, 1, device=device).requires_grad_()
     grad = values((500, 8), dtype, 2, device=device)
@@ -281,7 +283,8 @@ def test_constant_scales_are_laid_out_at_their_second_use(device: str, dtype: to
         results: list[list[Tensor]] = []
         assert [gathers(lambda: results.append(step())) for _ in range(4)] == [0, 2, 0, 0]
         for other in results[1:]:
-            assert all(same_bits(a, b) for a, b in zip(results[0], other, strict=True))
+            assert all(same_bits(a, b) for a, b in zip(results[0 if flag else 1], other, strict=True))
+            assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-4) for a, b in zip(results[0], other, strict=True))
         calls, permutes = _native.kernel_calls(), gsp.stats()["weight_permutes"]
         with Sizes() as sizes:
             step()
@@ -291,6 +294,36 @@ def test_constant_scales_are_laid_out_at_their_second_use(device: str, dtype: to
     assert max(n for _, n in sizes.made) < g.num_edges, sizes.made
     want = expected(g, x, scale) * scale[:, None] + x * scale[:, None]
     assert torch.allclose(results[0][0].double(), want, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("edges", "cols", "width", "first"),
+    [
+        (4_000_000, 100_000, 19, True),
+        (4_000_000, 100_000, 20, False),  # exactly two edges for each element of x
+        (3_999_999, 100_000, 1, False),
+        (100_000_000, 200_000, 249, True),
+        (100_000_000, 200_000, 250, False),
+    ],
+)
+def test_when_rows_are_scaled_first(edges: int, cols: int, width: int, first: bool) -> None:
+    csr = SimpleNamespace(col=torch.empty(edges, device="meta"), num_cols=cols)
+    assert _scales_rows_first(csr, torch.empty(cols, width, device="meta")) == first  # type: ignore[arg-type]
+
+
+@pytest.mark.gpu
+def test_long_rows_have_their_sources_scaled_first() -> None:
+    """Nothing is laid out by edge then, and every use has the same bits from the warm plan on."""
+    torch.manual_seed(0)
+    n, edges = 2000, 4_200_000
+    g = gsp.Graph.from_edge_index(torch.randint(n, (2, edges), device="cuda"), n)
+    x, scale = torch.randn(n, 16, device="cuda"), torch.rand(n, device="cuda")
+    gsp.plan(g, 16)
+    results: list[Tensor] = []
+    assert gathers(lambda: results.extend(aggregate(g, x, src_scale=scale, dst_scale=scale) for _ in range(4))) == 0
+    assert all(same_bits(results[0], other) for other in results[1:])
+    want = expected(g, x, scale) * scale[:, None]
+    assert torch.allclose(results[0].double(), want, rtol=1e-4, atol=1e-3)
 
 
 def test_the_backward_of_a_mean_has_its_counts_laid_out(device: str) -> None:
