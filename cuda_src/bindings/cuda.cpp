@@ -70,8 +70,8 @@ int64_t row_stride(const char* name, const Tensor& t, const Sizes& sizes) {
   return stride;
 }
 
-// What a plan passes: config = {long row, chunk, items, merges, scratch slots, lanes, fold,
-// parallel, bundle}; see Plan.
+// What a plan passes: config = {long row, chunk (of rows that are not split: the longest), items,
+// merges, scratch slots, lanes, fold, parallel, bundle}; see Plan.
 cuda::RowSweep sweep_of(const Sizes& sizes, const Tensor& rowptr, const Tensor& col,
                         const OptionalTensor& perm, const OptionalTensor& weight, const Tensor& x,
                         const OptionalTensor& items, const std::vector<int64_t>& config) {
@@ -106,7 +106,9 @@ cuda::RowSweep sweep_of(const Sizes& sizes, const Tensor& rowptr, const Tensor& 
     p.num_merges = static_cast<int>(config[3]);
     p.num_slots = static_cast<int>(config[4]);
   }
-  if (p.items != nullptr || p.long_row == 0) p.bundle = static_cast<int>(config[8]);
+  const bool unsplit = p.items == nullptr && p.long_row == 0;
+  if (p.items != nullptr || unsplit) p.bundle = static_cast<int>(config[8]);
+  if (unsplit) p.longest = p.chunk;
   p.l2_bytes = attribute<cudaDevAttrL2CacheSize>(rowptr.get_device_index());
   p.cols = x.size(0);
   p.rowptr = rowptr.const_data_ptr();
@@ -210,8 +212,9 @@ Tensor spmm(const Tensor& rowptr, const Tensor& col, const OptionalTensor& weigh
 Tensor row_sum(const Tensor& rowptr, const Tensor& col, const Tensor& x, int64_t lengths,
                bool mean) {
   const int64_t long_row = lengths >> 32, low = lengths & 0xffffffff;
-  const std::vector<int64_t> config{long_row, long_row > 0 ? low : 1, 0, 0, 0, 0, 0,
-                                    0,        long_row > 0 ? 1 : low};
+  const bool split = long_row > 0;
+  const int64_t chunk = split ? low : std::max<int64_t>(low >> 16, 1);
+  const std::vector<int64_t> config{long_row, chunk, 0, 0, 0, 0, 0, 0, split ? 1 : low & 0xffff};
   return spmm(rowptr, col, {}, x, {}, {}, {}, config, mean, {}, {}, {}, false, {}, {}, 0);
 }
 

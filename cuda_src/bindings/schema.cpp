@@ -21,7 +21,8 @@ STABLE_TORCH_LIBRARY(gnn_spmm_plugin, m) {
       "Tensor? dst_scale, Tensor? items, int[] config, bool mean, Tensor? self_x=None, "
       "Tensor? self_scale=None, Tensor? bias=None, bool relu=False, ScalarType? out_dtype=None, "
       "Tensor? stage=None, int sources=0) -> Tensor");
-  // The same of x alone, without items; lengths: 32 bits each of long row and chunk, or the bundle.
+  // The same of x alone, without items; lengths: 32 bits each of long row and chunk, or, where no
+  // row is split, 16 bits each of the longest and the bundle.
   // Reading arguments is most of the host time of a small product, so the commonest has few: 1.3 us
   // less.
   m.def("_row_sum(Tensor rowptr, Tensor col, Tensor x, int lengths, bool mean=False) -> Tensor");

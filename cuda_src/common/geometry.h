@@ -32,6 +32,7 @@ struct Work {
   int64_t l2_bytes = 0;
   bool can_fold = false;  // whether a thread may own two vectors
   bool lines = true;      // rows begin at whole cache lines
+  int64_t longest = 0;    // edges of the longest row, where it is known
 };
 
 // Measured on an H200 (docs/benchmarks.md):
@@ -43,6 +44,8 @@ struct Work {
 //   line in which one pass ends and the next begins counts for both.
 // - What few rows leave idle goes to sharing them; where a warp for each is not too much, every row
 //   has one, and long ones several, for narrower passes.
+// - Where the longest row is known, no more groups share rows than it has batches of 16 edges: more
+//   of them cost more to fold than they save. Up to twice as slow on graphs of short rows.
 inline Geometry choose_geometry(const Work& w) {
   const int64_t degree = w.rows > 0 ? w.edges / w.rows : 0;
   const auto fits = [&](int64_t vectors) {
@@ -75,10 +78,12 @@ inline Geometry choose_geometry(const Work& w) {
   for (const int64_t edges : share) {
     if (degree >= edges && g.lanes * g.parallel < 32) g.parallel *= 2;
   }
-  while (g.lanes * g.parallel < 32 && (few || degree >= 8 * g.parallel) &&
-         w.rows * g.lanes * g.parallel < kFill) {
-    g.parallel *= 2;
-  }
+  const auto shares = [&] {
+    const int64_t threads = w.rows * g.lanes * g.parallel;
+    if (w.longest > 0) return w.longest > 16 * g.parallel && threads < 2 * kFill;
+    return (few || degree >= 8 * g.parallel) && threads < kFill;
+  };
+  while (g.lanes * g.parallel < 32 && shares()) g.parallel *= 2;
   return g;
 }
 

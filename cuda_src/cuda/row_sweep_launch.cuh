@@ -54,7 +54,7 @@ Geometry geometry_of(const RowSweep& p) {
   const int64_t pieces = p.items == nullptr ? p.rows : p.num_items, stride = p.x_stride * sizeof(T);
   const bool lines = (reinterpret_cast<uintptr_t>(p.x) | uintptr_t(stride)) % 128 == 0;
   return choose_geometry({pieces, p.edges, p.cols, divide_up(p.width, kVec), kVec * sizeof(T),
-                          p.l2_bytes, kCanFold, lines});
+                          p.l2_bytes, kCanFold, lines, p.longest});
 }
 
 // Rows straight from the CSR arrays.
