@@ -22,9 +22,19 @@ from .csr import Core, Csr, _refuse_capture, capturing
 from .features import GraphFeatures
 from .graph import Graph
 from .kernels import DTYPES, KERNELS, REDUCES, Kernel, check_reduce, for_device
-from .pcsr import Pcsr, prepare
+from .pcsr import Config, Pcsr, prepare
 from .router import ra_route
-from .schedule import SHORT_ROWS, Stage, layout_of, list_items, move_edges, order_of, rows_at_once, stage_of
+from .schedule import (
+    SMALL_EDGES,
+    Layout,
+    Stage,
+    layout_by_rule,
+    layout_of,
+    list_items,
+    move_edges,
+    order_of,
+    stage_of,
+)
 
 MODES = ("auto", "cold", "warm")
 POLICIES = ("auto", "ra", "paramspmm", "dualgcn", "csr")
@@ -33,12 +43,6 @@ POLICIES = ("auto", "ra", "paramspmm", "dualgcn", "csr")
 #: gone; looking at its degrees would cost more than it brings.
 WARM_AFTER = 8
 
-
-#: A graph of fewer edges leaves most of a GPU idle: whole blocks share its long rows, in one launch.
-SMALL_EDGES = 100_000
-
-#: The longest row of a small graph that is left to the lane groups of a warp; blocks share longer ones.
-LONE_ROWS = 100
 
 #: Rows of fewer edges are read faster where those of a schedule lie together; long ones fill cache lines anyway.
 MOVE_DEGREE = 64
@@ -175,7 +179,10 @@ def _move(csr: Csr, order: Tensor) -> Csr | None:
         return None
 
 
-def _warm(csr: Csr, kernel: Kernel, schedule: str | Tensor | None = None) -> Plan:
+def _warm(
+    csr: Csr, kernel: Kernel, schedule: str | Tensor | None = None, rows: Layout | None = None
+) -> Plan:
+    """`rows`: how they are taken, instead of what the rules say."""
     counters["plans_built"] += 1
     start = time.perf_counter()
     config = _without_items(*_lengths(csr.num_rows, csr.col.shape[0]))
@@ -186,48 +193,54 @@ def _warm(csr: Csr, kernel: Kernel, schedule: str | Tensor | None = None) -> Pla
         name, order = order_of(csr, schedule, read=listed)
         if not listed:
             name = "natural"
-        elif csr.num_rows == 0 or (features.num_edges < SMALL_EDGES and order is None):
-            if features.max_degree <= LONE_ROWS:
-                config[0] = 0
-                reasons.append(f"rows      fewer than {SMALL_EDGES:,} edges, none of over {LONE_ROWS} a row: unsplit")
-            else:
-                reasons.append(f"rows      fewer than {SMALL_EDGES:,} edges: from the CSR arrays, as a cold plan")
-        elif features.max_degree <= SHORT_ROWS and order is None:
-            config[0], config[8] = 0, rows_at_once(features)
-            reasons.append(f"rows      none of over {SHORT_ROWS} edges: straight from the CSR arrays")
         else:
-            layout = layout_of(features)
+            order = order if csr.num_rows else None
+            layout, how = layout_by_rule(features) if rows is None else (rows, "")
             if order is not None:
+                layout = layout if layout.chunk else layout_of(features)  # only a list can follow a schedule
                 layout = replace(layout, bundle=1)  # bundles are of rows as they are
                 moved = _move(csr, order) if features.mean_degree < MOVE_DEGREE else None
                 if moved is not None:
                     reasons.append("edges     a copy of them in the order of the schedule")
-            items, num_split, num_slots = list_items(csr, layout, order, moved is not None)
-            config[1:5] = [layout.chunk, len(items) - num_split, num_split, num_slots]
-            config[8] = layout.bundle
-            reasons.append(
-                f"items     {config[2]:,} of {layout.chunk} edges at most, longest first among "
-                f"{layout.window or config[2]:,} neighbours, those of over {layout.long} ahead of all"
-            )
-            if num_split:
-                reasons.append(f"split     {num_split:,} rows into {num_slots:,} pieces, merged in order")
-            if order is None:
-                stage, how = stage_of(csr, features, shared_bytes(csr.col.device))
-                reasons += [f"staged    {how}"] if how else []
+            if layout.chunk == 0:
+                config[0], config[8] = config[0] if layout.long else 0, layout.bundle
+                reasons += [f"rows      {how}"] if how else []
+            else:
+                items, num_split, num_slots = list_items(csr, layout, order, moved is not None)
+                config[1:5] = [layout.chunk, len(items) - num_split, num_split, num_slots]
+                config[8] = layout.bundle
+                reasons.append(
+                    f"items     {config[2]:,} of {layout.chunk} edges at most, longest first among "
+                    f"{layout.window or config[2]:,} neighbours, those of over {layout.long} ahead of all"
+                )
+                if num_split:
+                    reasons.append(f"split     {num_split:,} rows into {num_slots:,} pieces, merged in order")
+                if order is None and rows is None:
+                    stage, how = stage_of(csr, features, shared_bytes(csr.col.device))
+                    reasons += [f"staged    {how}"] if how else []
         if config[8] > 1:
             reasons.append(f"bundles   sums of wide features take {config[8]} rows at once")
     seconds = time.perf_counter() - start
     log.info("plan: %s, %d rows, %d edges, %s", kernel.name, csr.num_rows, csr.col.shape[0], "; ".join(reasons))
-    owner, why = weakref.ref(csr), tuple(reasons)
-    return Plan(kernel, "warm", owner, items, config, features, why, seconds, name, stage=stage, moved=moved)
+    owner = weakref.ref(csr)
+    return Plan(
+        kernel, "warm", owner, items, config, features, tuple(reasons), seconds, name, stage=stage, moved=moved
+    )
 
 
-def _pcsr(csr: Csr, kernel: Kernel, width: int, dtype: torch.dtype, schedule: str | Tensor | None) -> Plan:
+def _pcsr(
+    csr: Csr,
+    kernel: Kernel,
+    width: int,
+    dtype: torch.dtype,
+    schedule: str | Tensor | None = None,
+    config: Config | None = None,
+) -> Plan:
     _refuse_capture("gnn_spmm_plugin would have to build the format of kernel pcsr")
     counters["plans_built"] += 1
     start = time.perf_counter()
     with torch.no_grad():
-        made, name, reasons = prepare(csr, width, dtype, schedule)
+        made, name, reasons = prepare(csr, width, dtype, schedule, config)
         config = _without_items(*_lengths(csr.num_rows, csr.col.shape[0]))  # for what runs beside it, on the CSR
         features = GraphFeatures.of(csr)
     seconds = time.perf_counter() - start

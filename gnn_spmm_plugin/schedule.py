@@ -7,7 +7,7 @@ nor the order of summation inside a row, so features stay where they are.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypedDict
 
 import numpy as np
@@ -28,7 +28,9 @@ class Layout:
 
     Attributes:
         chunk: edges that a piece of a row has at most, 2 or more; in rows of over ``chunk ** 2`` edges their square
-            root, so that neither the pieces nor their number is what takes long.
+            root, so that neither the pieces nor their number is what takes long. 0: no list of pieces, rows come
+            straight from the CSR arrays; long ones whole, or, where `long` is not 0, shared by blocks as in a cold
+            plan.
         window: items that are sorted by length together, longest first, so that the lane groups of a warp end
             together while rows that lie together are still swept together. 0: all of them.
         long: items of more edges go ahead of all others: what is begun last decides when the whole is done.
@@ -39,6 +41,28 @@ class Layout:
     window: int
     long: int
     bundle: int = 1
+
+
+#: Rows straight from the CSR arrays, none split; and the same, but blocks of threads share long ones.
+UNSPLIT, BLOCKS = Layout(0, 0, 0), Layout(0, 0, 1)
+
+#: A graph of fewer edges leaves most of a GPU idle: whole blocks share its long rows, in one launch.
+SMALL_EDGES = 100_000
+
+#: The longest row of a small graph that is left to the lane groups of a warp; blocks share longer ones.
+LONE_ROWS = 100
+
+
+def layout_by_rule(f: GraphFeatures) -> tuple[Layout, str]:
+    """How a warm plan takes rows in their own order, by rules alone, and why where that is not from a list."""
+    if f.num_edges < SMALL_EDGES:
+        if f.max_degree <= LONE_ROWS:
+            return UNSPLIT, f"fewer than {SMALL_EDGES:,} edges, none of over {LONE_ROWS} a row: unsplit"
+        return BLOCKS, f"fewer than {SMALL_EDGES:,} edges: from the CSR arrays, as a cold plan"
+    if f.max_degree <= SHORT_ROWS:
+        layout = replace(UNSPLIT, bundle=rows_at_once(f))
+        return layout, f"none of over {SHORT_ROWS} edges: straight from the CSR arrays"
+    return layout_of(f), ""
 
 
 def layout_of(f: GraphFeatures) -> Layout:
