@@ -179,9 +179,7 @@ def _move(csr: Csr, order: Tensor) -> Csr | None:
         return None
 
 
-def _warm(
-    csr: Csr, kernel: Kernel, schedule: str | Tensor | None = None, rows: Layout | None = None
-) -> Plan:
+def _warm(csr: Csr, kernel: Kernel, schedule: str | Tensor | None = None, rows: Layout | None = None) -> Plan:
     """`rows`: how they are taken, instead of what the rules say."""
     counters["plans_built"] += 1
     start = time.perf_counter()
@@ -223,9 +221,7 @@ def _warm(
     seconds = time.perf_counter() - start
     log.info("plan: %s, %d rows, %d edges, %s", kernel.name, csr.num_rows, csr.col.shape[0], "; ".join(reasons))
     owner = weakref.ref(csr)
-    return Plan(
-        kernel, "warm", owner, items, config, features, tuple(reasons), seconds, name, stage=stage, moved=moved
-    )
+    return Plan(kernel, "warm", owner, items, config, features, tuple(reasons), seconds, name, stage=stage, moved=moved)
 
 
 def _pcsr(
