@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,7 +19,8 @@ from torch import Tensor
 
 from ._config import counters, env, log
 from .csr import Core, Csr, _refuse_capture, capturing
-from .features import GraphFeatures
+from .decider import FOLDER, RULES, Candidate, Decision, DeviceFacts, choose, shipped
+from .features import GraphFeatures, MatrixFeatures
 from .graph import Graph
 from .kernels import DTYPES, KERNELS, REDUCES, Kernel, check_reduce, for_device
 from .pcsr import Config, Pcsr, prepare
@@ -237,11 +238,11 @@ def _pcsr(
     start = time.perf_counter()
     with torch.no_grad():
         made, name, reasons = prepare(csr, width, dtype, schedule, config)
-        config = _without_items(*_lengths(csr.num_rows, csr.col.shape[0]))  # for what runs beside it, on the CSR
+        beside = _without_items(*_lengths(csr.num_rows, csr.col.shape[0]))  # for what runs on the CSR
         features = GraphFeatures.of(csr)
     seconds = time.perf_counter() - start
     log.info("plan: %s, %d rows, %d edges, %s", kernel.name, csr.num_rows, csr.col.shape[0], "; ".join(reasons))
-    return Plan(kernel, "warm", weakref.ref(csr), None, config, features, reasons, seconds, name, pcsr=made)
+    return Plan(kernel, "warm", weakref.ref(csr), None, beside, features, reasons, seconds, name, pcsr=made)
 
 
 def default_plan(core: Core, csr: Csr) -> Plan:
@@ -267,7 +268,9 @@ def default_plan(core: Core, csr: Csr) -> Plan:
             current = _cold(csr, kernel, f"use {csr.uses + 1}; warm from use {WARM_AFTER} on")
             csr.plan = current
     else:
-        current = _build(csr, kernel)
+        made = _decided(csr, 64, torch.float32, (kernel.name,), implicit=True)
+        current = _build(csr, kernel, schedule=made.candidate.schedule, candidate=made.candidate)
+        current = replace(current, reasons=current.reasons + made.reasons) if made.reasons else current
         csr.plan = current
         core.warm = True
     csr.uses += 1
@@ -280,11 +283,13 @@ def _build(
     width: int = 64,  # for the choices of a plan that serves any
     dtype: torch.dtype = torch.float32,
     schedule: str | Tensor | None = None,
+    candidate: Candidate = RULES,
 ) -> Plan:
+    """A warm plan; of a `candidate` what its kernel and schedule, which are given, leave open."""
     try:
         if kernel.name == "pcsr":
-            return _pcsr(csr, kernel, width, dtype, schedule)
-        return _warm(csr, kernel, schedule)
+            return _pcsr(csr, kernel, width, dtype, schedule, candidate.config)
+        return _warm(csr, kernel, schedule, candidate.layout)
     except torch.OutOfMemoryError:
         log.warning(
             "out of memory while planning a graph of %d edges: staying with the cold kernel",
@@ -292,6 +297,30 @@ def _build(
         )
         plan = _cold(csr, for_device(csr.col.device), "out of memory while building the warm plan")
         return replace(plan, mode="warm")  # do not try again
+
+
+_BY_RULES = Decision(RULES, ())
+
+
+def _decided(csr: Csr, width: int, dtype: torch.dtype, kernels: Sequence[str], *, implicit: bool = False) -> Decision:
+    """What the decider of this GPU chooses among these kernels; the rules, where there is none.
+
+    Args:
+        csr: the graph.
+        width, dtype: of the features.
+        kernels: their names.
+        implicit: of a plan that serves any width.
+    """
+    if csr.col.device.type != "cuda" or csr.col.dtype != torch.int32 or csr.col.shape[0] == 0:
+        return _BY_RULES
+    device = DeviceFacts.of(csr.col.device)
+    decider, said = shipped(FOLDER, device.name)
+    if decider is None:
+        return _BY_RULES if implicit else Decision(RULES, (f"decider   {said}: by the rules",))
+    if implicit and not decider.implicit:
+        return _BY_RULES
+    with torch.no_grad():
+        return choose(decider, MatrixFeatures.of(csr), width, dtype, device, kernels)
 
 
 def _check_mode(kernel: Kernel, mode: str) -> None:
@@ -401,13 +430,21 @@ def plan(
     _refuse_capture("gnn_spmm_plugin would have to build a plan")
     csr = graph._csr
     choice = _by_policy(policy, csr, width, reduce, mode)
-    chosen = for_device(graph.device, kernel or env("GSP_KERNEL") or choice.kernel)
+    asked = kernel or env("GSP_KERNEL") or choice.kernel
+    chosen = for_device(graph.device, asked)
     check_reduce(chosen, reduce)
     _check_mode(chosen, mode)
     if mode == "auto":
         mode = "warm" if schedule is not None or chosen.name == "pcsr" else choice.mode
+    decision = _BY_RULES
     if schedule is None and mode == "warm":
         schedule = choice.schedule
+        if policy in ("auto", "paramspmm"):
+            names = [k.name for k in KERNELS if reduce in k.reduces and asked in ("", None, k.name)]
+            decision = _decided(csr, width, dtype, names)
+            if decision.candidate is not RULES:
+                chosen = for_device(graph.device, decision.candidate.kernel)
+                schedule = decision.candidate.schedule
     named = "natural" if schedule is None else schedule if isinstance(schedule, str) else ""
     if mode == "cold" and named != "natural":
         raise ValueError("a schedule has to be prepared: use mode='auto' or 'warm', not 'cold'")
@@ -415,8 +452,9 @@ def plan(
     request = (width, dtype, reduce)
     # What is prepared depends on the structure alone: every width, dtype and reduction shares it. Of PCSR, the arrays
     # do, and every reduction shares the rest.
-    prepared = (mode, chosen.name, named, request[:2] if chosen.name == "pcsr" else ())
-    key = (request, prepared, choice.reasons)
+    prepared = (mode, chosen.name, named, str(decision.candidate), request[:2] if chosen.name == "pcsr" else ())
+    said = choice.reasons + decision.reasons
+    key = (request, prepared, said)
     made: Plan | None = kept.get(key)
     if made is None:
         shared = kept.get(prepared)
@@ -424,8 +462,8 @@ def plan(
             if mode == "cold":
                 shared = _cold(csr, chosen, "as asked")
             else:
-                shared = _build(csr, chosen, width, dtype, schedule)
+                shared = _build(csr, chosen, width, dtype, schedule, decision.candidate)
                 graph._core.warm = True
             kept[prepared] = shared
-        made = kept[key] = replace(shared, request=request, reasons=shared.reasons + choice.reasons)
+        made = kept[key] = replace(shared, request=request, reasons=shared.reasons + said)
     return made
