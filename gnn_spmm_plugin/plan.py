@@ -299,17 +299,20 @@ def _build(
         return replace(plan, mode="warm")  # do not try again
 
 
+def build_candidate(csr: Csr, kernel: Kernel, candidate: Candidate, width: int, dtype: torch.dtype) -> Plan:
+    """A warm plan of a candidate, to be measured: not kept with the graph, and whoever runs out of memory hears it."""
+    if kernel.name == "pcsr":
+        return _pcsr(csr, kernel, width, dtype, candidate.schedule, candidate.config)
+    return _warm(csr, kernel, candidate.schedule, candidate.layout)
+
+
 _BY_RULES = Decision(RULES, ())
 
 
 def _decided(csr: Csr, width: int, dtype: torch.dtype, kernels: Sequence[str], *, implicit: bool = False) -> Decision:
     """What the decider of this GPU chooses among these kernels; the rules, where there is none.
 
-    Args:
-        csr: the graph.
-        width, dtype: of the features.
-        kernels: their names.
-        implicit: of a plan that serves any width.
+    `implicit`: for a plan that serves any width.
     """
     if csr.col.device.type != "cuda" or csr.col.dtype != torch.int32 or csr.col.shape[0] == 0:
         return _BY_RULES
