@@ -113,10 +113,10 @@ CANDIDATES: tuple[Candidate, ...] = (
         Candidate.parse(name)
         for name in (
             "blocks csr csr.b2 csr.b4 c64.w1024.l32 c64.w1024.l64 c64.w0.l64 c128.w1024.l64 c256.w1024.l64 "
-            "c256.w1024.l256 c256.w0.l256 c64.w1024.l64.b2 c64.w1024.l64.b4 degree/rules degree/c64.w1024.l64 "
-            "degree/c256.w1024.l64"
+            "c256.w1024.l256 c256.w0.l256 c64.w1024.l64.b2 c64.w1024.l64.b4 degree/c64.w1024.l64 degree/c256.w1024.l64"
         ).split()
     ),
+    *(Candidate(schedule=name) for name in ("degree", "community") if name in SCHEDULES),
     *(Candidate(Config(w, f, v, s)) for w, f, v, s in itertools.product((4, 8), (1, 2), (1, 2), (False, True))),
 )
 
