@@ -125,7 +125,8 @@ def as_measured(candidate: Candidate, f: MatrixFeatures) -> Candidate | None:
     """The first candidate that does the same to a graph of these features; None: not worth a measurement there."""
     layout, config = candidate.layout, candidate.config
     if config is not None:
-        return candidate if f.split_single > 1 or f.split_double > 1 or not config.S else None
+        splits = (f.split_single if config.V == 1 else f.split_double) > 1
+        return candidate if splits else Candidate(config._replace(S=False))
     if layout is None:
         return candidate
     if layout.bundle > 1 and f.mean_degree > 12:
