@@ -337,6 +337,19 @@ def allowed(candidate: Candidate, f: MatrixFeatures, kernels: Sequence[str]) -> 
     return config is None or max(f.num_cols << config.V, 2 * f.num_rows) <= 2**31
 
 
+def select(ratio: Array, usable: Sequence[int], rules: int, margin: float) -> int:
+    """The usable candidate of the least time; the rules, where they are usable, unless it saves `margin` of theirs.
+
+    Args:
+        ratio: time of each candidate over that of the rules.
+        usable: positions of the candidates to choose from.
+        rules: position of the rules.
+        margin: see `Decider.margin`.
+    """
+    best = min(usable, key=lambda i: (ratio[i], i))
+    return rules if rules in usable and ratio[best] > 1 - margin else best
+
+
 def choose(
     decider: Decider,
     f: MatrixFeatures,
@@ -357,15 +370,13 @@ def choose(
     """
     x = inputs(f, width, dtype, device)
     foreseen = decider.foresee(x)
-    ratio = np.exp(foreseen - foreseen[decider.candidates.index(RULES)])
     usable = [i for i, c in enumerate(decider.candidates) if allowed(c, f, kernels)]
     if not usable:
         return Decision(RULES, ("decider   knows nothing that can run here: by the rules",))
+    rules = decider.candidates.index(RULES)
+    ratio = np.exp(foreseen - foreseen[rules])
+    best = select(ratio, usable, rules, decider.margin)
     ranked = sorted(usable, key=lambda i: (ratio[i], i))
-    best = ranked[0]
-    rules = RULES in [decider.candidates[i] for i in usable]
-    if rules and ratio[best] > 1 - decider.margin:
-        best = decider.candidates.index(RULES)
     chosen = decider.candidates[best]
     told = ", ".join(f"{decider.candidates[i]} {ratio[i]:.2f}" for i in ranked[:4])
     reasons = (
