@@ -37,7 +37,7 @@ from .schedule import (
     stage_of,
 )
 
-MODES = ("auto", "cold", "warm")
+MODES = ("auto", "cold", "warm", "tune")
 POLICIES = ("auto", "ra", "paramspmm", "dualgcn", "csr")
 
 #: Uses of a graph after which its plan is upgraded. A mini-batch is used two or three times in each direction and then
@@ -259,7 +259,7 @@ def default_plan(core: Core, csr: Csr) -> Plan:
         csr.uses += 1
         return current
     mode = env("GSP_MODE") or "auto"
-    _check_choice("GSP_MODE", mode, MODES)
+    _check_choice("GSP_MODE", mode, MODES[:3])  # what is tuned has a width, which a plan for any call has not
     kernel = for_device(core.device, env("GSP_KERNEL"))
     _check_mode(kernel, mode)
     early = mode == "cold" or (mode == "auto" and not (ripe or pinned))
@@ -402,7 +402,9 @@ def plan(
         dtype: dtype of the features.
         reduce: ``"sum"``, ``"mean"``, ``"max"`` or ``"min"``.
         mode: ``"cold"`` (no preparation), ``"warm"``, or ``"auto"``, which here means warm: whoever asks for a plan
-            will use it more than once.
+            will use it more than once. ``"tune"``: warm, as measured to be fastest on this GPU for this very product,
+            within 10 seconds or as remembered from before (`gnn_spmm_plugin.tune`); the choice is left to it, and may
+            differ from one measurement to the next.
         policy: ``"auto"``; ``"ra"`` for the rules of RA-SpMM (`gnn_spmm_plugin.route`): of its kernels the nearest that
             there is, and `Plan.explain` says which; ``"paramspmm"`` for PCSR under the configuration that its rules
             choose (the default kernel where PCSR has none: maxima and minima, the CPU); ``"dualgcn"`` for rows by the
@@ -432,6 +434,14 @@ def plan(
         raise ValueError(f"dtype must be one of {', '.join(map(str, DTYPES))}; got {dtype}")
     _refuse_capture("gnn_spmm_plugin would have to build a plan")
     csr = graph._csr
+    decision = _BY_RULES
+    if mode == "tune":
+        if policy != "auto" or kernel or schedule is not None:
+            raise ValueError("mode='tune' chooses by measurement: leave policy, kernel and schedule open")
+        from .tune import decision as measured
+        from .tune import tuned
+
+        decision, mode = measured(tuned(graph, width, dtype, reduce)), "warm"
     choice = _by_policy(policy, csr, width, reduce, mode)
     asked = kernel or env("GSP_KERNEL") or choice.kernel
     chosen = for_device(graph.device, asked)
@@ -439,15 +449,14 @@ def plan(
     _check_mode(chosen, mode)
     if mode == "auto":
         mode = "warm" if schedule is not None or chosen.name == "pcsr" else choice.mode
-    decision = _BY_RULES
     if schedule is None and mode == "warm":
         schedule = choice.schedule
-        if policy in ("auto", "paramspmm"):
-            names = [k.name for k in KERNELS if reduce in k.reduces and asked in ("", None, k.name)]
+        if policy in ("auto", "paramspmm") and decision is _BY_RULES:
+            names = [k.name for k in KERNELS if reduce in k.reduces and asked in ("", k.name)]
             decision = _decided(csr, width, dtype, names)
-            if decision.candidate is not RULES:
-                chosen = for_device(graph.device, decision.candidate.kernel)
-                schedule = decision.candidate.schedule
+        if decision.candidate != RULES:
+            chosen = for_device(graph.device, decision.candidate.kernel)
+            schedule = decision.candidate.schedule
     named = "natural" if schedule is None else schedule if isinstance(schedule, str) else ""
     if mode == "cold" and named != "natural":
         raise ValueError("a schedule has to be prepared: use mode='auto' or 'warm', not 'cold'")

@@ -31,6 +31,7 @@ LAYERS = (
     ("report", "data"),
     ("bench",),
     ("tune",),
+    ("tune_command",),
     ("demo",),
     ("cli",),
 )
