@@ -21,8 +21,9 @@ from ..schedule import layout_by_rule
 from .problem import BOUNDS
 from .timer import Timing, estimate, time_side_by_side
 
-#: A candidate that takes so many times as long as the best at first is not timed again.
-HOPELESS = 2.0
+#: A candidate that takes so many times as long as the best at first is not timed again; where it takes so many
+#: milliseconds that it was not the host that took them.
+HOPELESS, HOST_MS = 2.0, 0.3
 #: The note of a candidate that is not worth measuring.
 SKIPPED = "not for such a graph"
 
@@ -170,11 +171,11 @@ def measure(
             found[candidate] = Measured(candidate, None, wrong)
             continue
         best = min(best, ms)
-        if ms > HOPELESS * best and candidate != RULES:
+        if ms > max(HOPELESS * best, HOST_MS) and candidate != RULES:
             found[candidate] = Measured(candidate, ms, "timed once")
         else:
             ready.append((candidate, call, ms))
-    hopeless = [r for r in ready if r[2] > HOPELESS * best and r[0] != RULES]
+    hopeless = [r for r in ready if r[2] > max(HOPELESS * best, HOST_MS) and r[0] != RULES]
     found |= {c: Measured(c, ms, "timed once") for c, _, ms in hopeless}
     ready = [r for r in ready if r[0] not in found]
     times = stopwatch.all([call for _, call, _ in ready], [ms for *_, ms in ready]) if ready else []
