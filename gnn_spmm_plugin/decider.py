@@ -170,7 +170,14 @@ _DERIVED = (
     "hot_over_l2",
     "rows_per_sm",
     "edges_per_sm",
+    "gather_us",
+    "longest_us",
+    "longest_over_all",
+    "bytes_a_row",
 )
+#: What a GPU gathers, in bytes a microsecond for each multiprocessor, and edges that a lane group sweeps in one: to
+#: put numbers of edges in proportion, no more.
+_GATHERS, _EDGES = 40_000, 8
 #: Names of what it sees, in order.
 INPUTS = (*_SEEN, *_DERIVED)
 
@@ -179,6 +186,7 @@ def inputs(f: MatrixFeatures, width: int, dtype: torch.dtype, device: DeviceFact
     """The values of `INPUTS`, float32."""
     row = width * dtype.itemsize
     cols, edges = max(f.num_cols, 1), max(f.num_edges, 1)
+    gather, longest = edges * row / (_GATHERS * device.multiprocessors), f.max_degree / _EDGES
     derived = (
         f.num_edges / (max(f.num_rows, 1) * cols),
         1 - f.empty_rows / max(f.num_rows, 1),
@@ -190,6 +198,10 @@ def inputs(f: MatrixFeatures, width: int, dtype: torch.dtype, device: DeviceFact
         cols * row * f.distinct / device.l2_bytes,
         f.num_rows / device.multiprocessors,
         f.num_edges / device.multiprocessors,
+        gather,
+        longest,
+        longest / (gather + 2),
+        f.mean_degree * row,
     )
     return np.array([*(getattr(f, name) for name in _SEEN), *derived], np.float32)
 

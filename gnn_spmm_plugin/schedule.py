@@ -24,6 +24,9 @@ SHORT_ROWS = 16
 #: So it would where row lengths differ by so little (their deviation over their mean), and none is longer than this.
 EVEN_CV, EVEN_ROWS = 0.35, 256
 
+#: Graphs of more columns are never staged, whatever the GPU.
+STAGED_COLS = 12_000
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -66,7 +69,8 @@ def layout_by_rule(f: GraphFeatures) -> tuple[Layout, str]:
     straight = "straight from the CSR arrays"
     if f.max_degree <= SHORT_ROWS:
         return replace(UNSPLIT, bundle=rows_at_once(f)), f"none of over {SHORT_ROWS} edges: {straight}"
-    if f.degree_cv <= EVEN_CV and f.max_degree <= EVEN_ROWS:
+    small_dense = f.mean_degree >= 64 and f.num_cols <= STAGED_COLS  # see `stage_of`
+    if f.degree_cv <= EVEN_CV and f.max_degree <= EVEN_ROWS and not small_dense:
         return UNSPLIT, f"degree_cv {f.degree_cv:.2f} of at most {EVEN_CV}, none of over {EVEN_ROWS} edges: {straight}"
     if f.num_edges < SMALL_EDGES and f.max_degree <= LONE_ROWS:
         return UNSPLIT, f"fewer than {SMALL_EDGES:,} edges, none of over {LONE_ROWS} a row: unsplit"

@@ -121,6 +121,7 @@ def recall(key: tuple[Any, ...]) -> Tuned | None:
         if found.key() != key:
             raise ValueError("it is about another product")
         Candidate.parse(found.candidate)
+        decision(found)
     except (KeyError, TypeError, ValueError, AttributeError) as e:
         log.warning("%s is not used: %s: %s", path, type(e).__name__, e)
         return None
@@ -268,6 +269,6 @@ def decision(found: Tuned | None) -> Decision:
     gain = f"{found.ms:.4g} ms measured, the rules {found.rules_ms:.4g} ms"
     part = "" if found.complete else "; the time did not suffice for all"
     lines = [f"tune      {found.candidate}: {gain}; of {len(found.measured)} candidates{part}"]
-    ranked = sorted(found.measured.items(), key=lambda item: item[1])[:4]
+    ranked = sorted(found.measured.items(), key=lambda item: float(item[1]))[:4]
     lines.append("tune      " + ", ".join(f"{name} {ms:.4g} ms" for name, ms in ranked))
     return Decision(Candidate.parse(found.candidate), tuple(lines))

@@ -21,9 +21,9 @@ from strategies import DTYPES, NAMED, REDUCES, edges, values
 
 import gnn_spmm_plugin as gsp
 from gnn_spmm_plugin import _config
+from gnn_spmm_plugin.decider import Candidate
 from gnn_spmm_plugin.features import GraphFeatures
 from gnn_spmm_plugin.functional_aggregate import aggregate
-from gnn_spmm_plugin.decider import Candidate
 from gnn_spmm_plugin.kernels import for_device
 from gnn_spmm_plugin.plan import WARM_AFTER, build_candidate, default_plan
 from gnn_spmm_plugin.schedule import (
@@ -421,13 +421,15 @@ def test_layouts() -> None:
 def test_which_graphs_need_no_list() -> None:
     """Both sides of each threshold of `layout_by_rule`."""
 
-    def listed(edges: int, longest: int, cv: float = 1.0) -> bool:
-        layout, why = layout_by_rule(GraphFeatures(edges // 8, 10**6, edges, 8.0, longest, cv, 0, 0.0))
+    def listed(edges: int, longest: int, cv: float = 1.0, mean: float = 8.0, cols: int = 10**6) -> bool:
+        layout, why = layout_by_rule(GraphFeatures(int(edges / mean), cols, edges, mean, longest, cv, 0, 0.0))
         assert (why == "") == (layout.chunk > 0) and layout.bundle == 1
         return layout.chunk > 0
 
     assert not listed(10**6, 16) and listed(10**6, 17)
     assert not listed(10**6, 256, 0.35) and listed(10**6, 257, 0.35) and listed(10**6, 256, 0.36)
+    assert listed(10**6, 256, 0.1, 64.0, 12_000)  # staged
+    assert not listed(10**6, 256, 0.1, 63.9, 12_000) and not listed(10**6, 256, 0.1, 64.0, 12_001)
     assert not listed(99_999, 100) and listed(99_999, 101) and listed(100_000, 100)
     assert not listed(11_999, 256) and listed(11_999, 257) and listed(12_000, 256)
 
@@ -594,14 +596,13 @@ def test_which_graphs_take_several_rows_at_once() -> None:
 
 
 def test_small_graphs_share_only_long_rows(device: str) -> None:
-    """Up to 100 edges a row is left to a warp, in one launch and without items."""
-    for longest, unsplit in ((100, True), (101, False)):
+    """In a tiny graph up to 256 edges a row are left to a warp, in one launch and without items."""
+    for longest, unsplit in ((256, True), (257, False)):
         dst = torch.cat([torch.zeros(longest, dtype=torch.int64), torch.arange(2000 - longest) % 299 + 1])
         g = gsp.Graph.from_edge_index(torch.stack([torch.arange(2000) % 300, dst]).to(device), 300)
         for width in (1, 4, 16, 30, 64, 200):
             plan = gsp.plan(g, width)
-            assert plan.items is None
-            assert device == "cpu" or (plan.config[0] == 0) == unsplit, plan.explain()
+            assert device == "cpu" or (plan.items is None) == (plan.config[0] == 0) == unsplit, plan.explain()
             x = values((300, width), torch.float32, 1, device=device)
             expected = expect_spmm(g, x, None, torch.zeros_like(x), "sum")
             close(gsp.spmm(g, x, plan=plan), expected.out)

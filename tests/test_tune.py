@@ -1,4 +1,4 @@
-"""``tune``: what is measured and remembered, by one process and by many; the collection that the decider is trained on."""
+"""``tune``: what is measured and remembered, by one process and by many; what the decider is trained on."""
 
 from __future__ import annotations
 
@@ -128,8 +128,7 @@ def test_an_interrupted_write_leaves_what_was_there(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(tune.os, "replace", interrupted)
     with pytest.raises(KeyboardInterrupt):
         remember(found(ms=0.1))
-    monkeypatch.undo()
-    assert [p.suffix for p in tune._path(one.key()).parent.iterdir()] != [".tmp"]
+    assert [p.suffix for p in cache_folder().iterdir()] == [".json"] and recall(one.key()) == one
 
 
 def _tune_many(number: int, folder: str, barrier: object) -> None:
@@ -137,11 +136,11 @@ def _tune_many(number: int, folder: str, barrier: object) -> None:
     PLAN.shared_bytes = lambda device: 227 << 10
     g = graph()
     barrier.wait()  # type: ignore[attr-defined]
-    for width in (16, 32, number):  # two that all want, and one of its own
-        tuned(g, width, watch=Stopwatch(quick_unsplit), device=GPU, again=True)
+    for width in (16, number):  # one that all want, and one of its own
+        tuned(g, width, watch=Stopwatch(quick_unsplit), device=GPU, again=True, seconds=0.0)
 
 
-def test_many_processes_at_once(tmp_path: Path) -> None:
+def test_many_processes_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is lost, torn, or left over."""
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(3)
@@ -153,13 +152,13 @@ def test_many_processes_at_once(tmp_path: Path) -> None:
     for process in running:
         process.join(300)
         assert process.exitcode == 0
-    os.environ["XDG_CACHE_HOME"] = folder  # the fixture puts it back
+    monkeypatch.setenv("XDG_CACHE_HOME", folder)
     files = list(cache_folder().iterdir())
-    assert len(files) == 2 + len(numbers) and {p.suffix for p in files} == {".json"}
+    assert len(files) == 1 + len(numbers) and {p.suffix for p in files} == {".json"}
     mark = fingerprint(graph()._csr)
-    for width in (16, 32, *numbers):
+    for width in (16, *numbers):
         again = recall((mark, width, "float32", "sum", GPU.name, KERNELS_VERSION))
-        assert again is not None and again.candidate == "csr" and again.complete
+        assert again is not None and again.candidate == "csr"
 
 
 def test_fingerprint(device: str) -> None:
@@ -169,7 +168,7 @@ def test_fingerprint(device: str) -> None:
         return fingerprint(gsp.Graph.from_edge_index(e.to(device), n)._csr)
 
     mark = of(edges)
-    assert mark == of(edges.clone()) == "44a45f1d47a5e8c1dfe4a9c4f7a5a09d" or len(mark) == 32
+    assert mark == of(edges.clone()) and len(mark) == 32
     assert mark == fingerprint(gsp.Graph.from_edge_index(edges, 4)._csr), "the same on every device"
     others = [of(edges, 5), of(edges.flip(0)), of(edges[:, 1:]), of(torch.cat([edges, edges[:, :1]], 1))]
     changed = edges.clone()
@@ -252,6 +251,9 @@ def test_hopeless_ones_are_timed_once() -> None:
             self.last = len(calls)
             return [ms / 2 for ms in estimates]
 
+    quick = Counting(lambda p: 0.1 if p.items is not None else 0.29)  # that may be the host
+    rows = candidates.measure(candidates.Problem(g), torch.rand(g.num_src, 8), None, quick)
+    assert not [m for m in rows if m.note == "timed once"] and quick.last == quick.timed
     watch = Counting(lambda p: 1.0 if p.items is not None else 2.1)
     rows = candidates.measure(candidates.Problem(g), torch.rand(g.num_src, 8), None, watch)
     slow = [m for m in rows if m.note == "timed once"]
