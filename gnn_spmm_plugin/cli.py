@@ -24,6 +24,8 @@ from .data.edges import SUFFIXES, EdgeFileError, read_edges
 from .graph import Graph
 from .kernels import DTYPES, REDUCES
 from .plan import MODES, POLICIES
+from .tune_command import add_arguments as add_tune_arguments
+from .tune_command import tune_command
 
 _DTYPES = {str(d).removeprefix("torch."): d for d in DTYPES}
 _OPTIONAL = ("torch_geometric", "torch_sparse", "pyg_lib", "dgl", "scipy", "tqdm", "rich")
@@ -38,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     args.argv = list(sys.argv[1:] if argv is None else argv)[1:]  # for the heads of files
     try:
-        for name in ("json", "csv", "plot"):
+        for name in ("json", "csv", "plot", "out", "report_csv", "collect"):
             _writable(getattr(args, name, None))
         return int(args.run(args) or 0)
     except (UsageError, EdgeFileError) as e:
@@ -92,6 +94,10 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = command("bench", _bench, "time products against cuSPARSE, torch.sparse, PyG and others, after checking them")
     add_bench_arguments(sub)
+    sub = command("tune", _tune, "measure what is fastest for a graph and remember it, or train the decider anew")
+    sub.add_argument("graph", metavar="GRAPH", nargs="?", help="as for explain")
+    sub.add_argument("--dtype", choices=_DTYPES, default="float32")
+    add_tune_arguments(sub)
     return parser
 
 
@@ -326,6 +332,15 @@ def _bench(args: argparse.Namespace) -> int:
         raise UsageError(str(e)) from e
     write_json(args.json, result)
     return 0 if right else 1
+
+
+def _tune(args: argparse.Namespace) -> None:
+    device = _device(args.device)
+    try:
+        result = tune_command(args, device, _DTYPES[args.dtype], lambda: _graph(args.graph, device))
+    except ValueError as e:
+        raise UsageError(str(e)) from e
+    write_json(args.json, result)
 
 
 __all__ = ["UsageError", "info", "main"]

@@ -354,21 +354,28 @@ def prepare(
     name, order = order_of(csr, schedule)
     kept = {} if isinstance(schedule, Tensor) else csr.plans
     arranged: dict[int, Vectors] = {}
-    features: PcsrFeatures | None = kept.get(("pcsr features", name))
-    if features is None:
-        arranged = {height: vectors(csr, height, order) for height in (1, 2)}
-        panels = {height: panel_features(arranged[height]) for height in (1, 2)}
-        features = kept["pcsr features", name] = PcsrFeatures(csr.num_rows, csr.col.shape[0], panels[1], panels[2])
-    config = choose_config(features, width, dtype) if config is None else config
-    panel = features.double if config.V == 2 else features.single
+
+    def panels_of(height: int) -> PanelFeatures:
+        found: PanelFeatures | None = kept.get(("panels", name, height))
+        if found is None:
+            arranged[height] = vectors(csr, height, order)
+            found = kept["panels", name, height] = panel_features(arranged[height])
+        return found
+
+    if config is None:
+        features = PcsrFeatures(csr.num_rows, csr.col.shape[0], panels_of(1), panels_of(2))
+        config = choose_config(features, width, dtype)
+    panel = panels_of(config.V)
     made: Pcsr | None = kept.get(("pcsr", name, config.V, config.S))
     if made is None:
         from_edges = arranged.get(config.V) or vectors(csr, config.V, order)
         made = kept["pcsr", name, config.V, config.S] = build(csr, from_edges, config, panel.granularity)
-    reasons = (
+    reasons = [
         f"config    {config}  SG {panel.granularity}",
-        f"padding   {features.double.padding_ratio:.1%} of the values under V=2",
         f"panels    {panel.panels:,} of {panel.vectors:,} vectors under V={config.V}, at most {panel.longest:,}; "
         f"{panel.split_ratio:.2f} pieces each under S=True",
-    )
-    return replace(made, config=config), name, reasons
+    ]
+    double: PanelFeatures | None = kept.get(("panels", name, 2))
+    if double is not None:
+        reasons.insert(1, f"padding   {double.padding_ratio:.1%} of the values under V=2")
+    return replace(made, config=config), name, tuple(reasons)

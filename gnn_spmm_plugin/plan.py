@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,26 +19,31 @@ from torch import Tensor
 
 from ._config import counters, env, log
 from .csr import Core, Csr, _refuse_capture, capturing
-from .features import GraphFeatures
+from .decider import FOLDER, RULES, Candidate, Decision, DeviceFacts, choose, shipped
+from .features import GraphFeatures, MatrixFeatures
 from .graph import Graph
 from .kernels import DTYPES, KERNELS, REDUCES, Kernel, check_reduce, for_device
-from .pcsr import Pcsr, prepare
+from .pcsr import Config, Pcsr, prepare
 from .router import ra_route
-from .schedule import SHORT_ROWS, Stage, layout_of, list_items, move_edges, order_of, rows_at_once, stage_of
+from .schedule import (
+    SMALL_EDGES,
+    Layout,
+    Stage,
+    layout_by_rule,
+    layout_of,
+    list_items,
+    move_edges,
+    order_of,
+    stage_of,
+)
 
-MODES = ("auto", "cold", "warm")
+MODES = ("auto", "cold", "warm", "tune")
 POLICIES = ("auto", "ra", "paramspmm", "dualgcn", "csr")
 
 #: Uses of a graph after which its plan is upgraded. A mini-batch is used two or three times in each direction and then
 #: gone; looking at its degrees would cost more than it brings.
 WARM_AFTER = 8
 
-
-#: A graph of fewer edges leaves most of a GPU idle: whole blocks share its long rows, in one launch.
-SMALL_EDGES = 100_000
-
-#: The longest row of a small graph that is left to the lane groups of a warp; blocks share longer ones.
-LONE_ROWS = 100
 
 #: Rows of fewer edges are read faster where those of a schedule lie together; long ones fill cache lines anyway.
 MOVE_DEGREE = 64
@@ -175,7 +180,8 @@ def _move(csr: Csr, order: Tensor) -> Csr | None:
         return None
 
 
-def _warm(csr: Csr, kernel: Kernel, schedule: str | Tensor | None = None) -> Plan:
+def _warm(csr: Csr, kernel: Kernel, schedule: str | Tensor | None = None, rows: Layout | None = None) -> Plan:
+    """`rows`: how they are taken, instead of what the rules say."""
     counters["plans_built"] += 1
     start = time.perf_counter()
     config = _without_items(*_lengths(csr.num_rows, csr.col.shape[0]))
@@ -186,53 +192,57 @@ def _warm(csr: Csr, kernel: Kernel, schedule: str | Tensor | None = None) -> Pla
         name, order = order_of(csr, schedule, read=listed)
         if not listed:
             name = "natural"
-        elif csr.num_rows == 0 or (features.num_edges < SMALL_EDGES and order is None):
-            if features.max_degree <= LONE_ROWS:
-                config[0] = 0
-                reasons.append(f"rows      fewer than {SMALL_EDGES:,} edges, none of over {LONE_ROWS} a row: unsplit")
-            else:
-                reasons.append(f"rows      fewer than {SMALL_EDGES:,} edges: from the CSR arrays, as a cold plan")
-        elif features.max_degree <= SHORT_ROWS and order is None:
-            config[0], config[8] = 0, rows_at_once(features)
-            reasons.append(f"rows      none of over {SHORT_ROWS} edges: straight from the CSR arrays")
         else:
-            layout = layout_of(features)
+            order = order if csr.num_rows else None
+            layout, how = layout_by_rule(features) if rows is None else (rows, "")
             if order is not None:
+                layout = layout if layout.chunk else layout_of(features)  # only a list can follow a schedule
                 layout = replace(layout, bundle=1)  # bundles are of rows as they are
                 moved = _move(csr, order) if features.mean_degree < MOVE_DEGREE else None
                 if moved is not None:
                     reasons.append("edges     a copy of them in the order of the schedule")
-            items, num_split, num_slots = list_items(csr, layout, order, moved is not None)
-            config[1:5] = [layout.chunk, len(items) - num_split, num_split, num_slots]
-            config[8] = layout.bundle
-            reasons.append(
-                f"items     {config[2]:,} of {layout.chunk} edges at most, longest first among "
-                f"{layout.window or config[2]:,} neighbours, those of over {layout.long} ahead of all"
-            )
-            if num_split:
-                reasons.append(f"split     {num_split:,} rows into {num_slots:,} pieces, merged in order")
-            if order is None:
-                stage, how = stage_of(csr, features, shared_bytes(csr.col.device))
-                reasons += [f"staged    {how}"] if how else []
+            if layout.chunk == 0:
+                config[0], config[8] = config[0] if layout.long else 0, layout.bundle
+                reasons += [f"rows      {how}"] if how else []
+            else:
+                items, num_split, num_slots = list_items(csr, layout, order, moved is not None)
+                config[1:5] = [layout.chunk, len(items) - num_split, num_split, num_slots]
+                config[8] = layout.bundle
+                reasons.append(
+                    f"items     {config[2]:,} of {layout.chunk} edges at most, longest first among "
+                    f"{layout.window or config[2]:,} neighbours, those of over {layout.long} ahead of all"
+                )
+                if num_split:
+                    reasons.append(f"split     {num_split:,} rows into {num_slots:,} pieces, merged in order")
+                if order is None and rows is None:
+                    stage, how = stage_of(csr, features, shared_bytes(csr.col.device))
+                    reasons += [f"staged    {how}"] if how else []
         if config[8] > 1:
             reasons.append(f"bundles   sums of wide features take {config[8]} rows at once")
     seconds = time.perf_counter() - start
     log.info("plan: %s, %d rows, %d edges, %s", kernel.name, csr.num_rows, csr.col.shape[0], "; ".join(reasons))
-    owner, why = weakref.ref(csr), tuple(reasons)
-    return Plan(kernel, "warm", owner, items, config, features, why, seconds, name, stage=stage, moved=moved)
+    owner = weakref.ref(csr)
+    return Plan(kernel, "warm", owner, items, config, features, tuple(reasons), seconds, name, stage=stage, moved=moved)
 
 
-def _pcsr(csr: Csr, kernel: Kernel, width: int, dtype: torch.dtype, schedule: str | Tensor | None) -> Plan:
+def _pcsr(
+    csr: Csr,
+    kernel: Kernel,
+    width: int,
+    dtype: torch.dtype,
+    schedule: str | Tensor | None = None,
+    config: Config | None = None,
+) -> Plan:
     _refuse_capture("gnn_spmm_plugin would have to build the format of kernel pcsr")
     counters["plans_built"] += 1
     start = time.perf_counter()
     with torch.no_grad():
-        made, name, reasons = prepare(csr, width, dtype, schedule)
-        config = _without_items(*_lengths(csr.num_rows, csr.col.shape[0]))  # for what runs beside it, on the CSR
+        made, name, reasons = prepare(csr, width, dtype, schedule, config)
+        beside = _without_items(*_lengths(csr.num_rows, csr.col.shape[0]))  # for what runs on the CSR
         features = GraphFeatures.of(csr)
     seconds = time.perf_counter() - start
     log.info("plan: %s, %d rows, %d edges, %s", kernel.name, csr.num_rows, csr.col.shape[0], "; ".join(reasons))
-    return Plan(kernel, "warm", weakref.ref(csr), None, config, features, reasons, seconds, name, pcsr=made)
+    return Plan(kernel, "warm", weakref.ref(csr), None, beside, features, reasons, seconds, name, pcsr=made)
 
 
 def default_plan(core: Core, csr: Csr) -> Plan:
@@ -249,7 +259,7 @@ def default_plan(core: Core, csr: Csr) -> Plan:
         csr.uses += 1
         return current
     mode = env("GSP_MODE") or "auto"
-    _check_choice("GSP_MODE", mode, MODES)
+    _check_choice("GSP_MODE", mode, MODES[:3])  # what is tuned has a width, which a plan for any call has not
     kernel = for_device(core.device, env("GSP_KERNEL"))
     _check_mode(kernel, mode)
     early = mode == "cold" or (mode == "auto" and not (ripe or pinned))
@@ -258,7 +268,9 @@ def default_plan(core: Core, csr: Csr) -> Plan:
             current = _cold(csr, kernel, f"use {csr.uses + 1}; warm from use {WARM_AFTER} on")
             csr.plan = current
     else:
-        current = _build(csr, kernel)
+        made = _decided(csr, 64, torch.float32, (kernel.name,), implicit=True)
+        current = _build(csr, kernel, schedule=made.candidate.schedule, candidate=made.candidate)
+        current = replace(current, reasons=current.reasons + made.reasons) if made.reasons else current
         csr.plan = current
         core.warm = True
     csr.uses += 1
@@ -271,11 +283,13 @@ def _build(
     width: int = 64,  # for the choices of a plan that serves any
     dtype: torch.dtype = torch.float32,
     schedule: str | Tensor | None = None,
+    candidate: Candidate = RULES,
 ) -> Plan:
+    """A warm plan; of a `candidate` what its kernel and schedule, which are given, leave open."""
     try:
         if kernel.name == "pcsr":
-            return _pcsr(csr, kernel, width, dtype, schedule)
-        return _warm(csr, kernel, schedule)
+            return _pcsr(csr, kernel, width, dtype, schedule, candidate.config)
+        return _warm(csr, kernel, schedule, candidate.layout)
     except torch.OutOfMemoryError:
         log.warning(
             "out of memory while planning a graph of %d edges: staying with the cold kernel",
@@ -283,6 +297,33 @@ def _build(
         )
         plan = _cold(csr, for_device(csr.col.device), "out of memory while building the warm plan")
         return replace(plan, mode="warm")  # do not try again
+
+
+def build_candidate(csr: Csr, kernel: Kernel, candidate: Candidate, width: int, dtype: torch.dtype) -> Plan:
+    """A warm plan of a candidate, to be measured: not kept with the graph, and whoever runs out of memory hears it."""
+    if kernel.name == "pcsr":
+        return _pcsr(csr, kernel, width, dtype, candidate.schedule, candidate.config)
+    return _warm(csr, kernel, candidate.schedule, candidate.layout)
+
+
+_BY_RULES = Decision(RULES, ())
+
+
+def _decided(csr: Csr, width: int, dtype: torch.dtype, kernels: Sequence[str], *, implicit: bool = False) -> Decision:
+    """What the decider of this GPU chooses among these kernels; the rules, where there is none.
+
+    `implicit`: for a plan that serves any width.
+    """
+    if csr.col.device.type != "cuda" or csr.col.dtype != torch.int32 or csr.col.shape[0] == 0:
+        return _BY_RULES
+    device = DeviceFacts.of(csr.col.device)
+    decider, said = shipped(FOLDER, device.name)
+    if decider is None:
+        return _BY_RULES if implicit else Decision(RULES, (f"decider   {said}: by the rules",))
+    if implicit and not decider.implicit:
+        return _BY_RULES
+    with torch.no_grad():
+        return choose(decider, MatrixFeatures.of(csr), width, dtype, device, kernels)
 
 
 def _check_mode(kernel: Kernel, mode: str) -> None:
@@ -361,7 +402,9 @@ def plan(
         dtype: dtype of the features.
         reduce: ``"sum"``, ``"mean"``, ``"max"`` or ``"min"``.
         mode: ``"cold"`` (no preparation), ``"warm"``, or ``"auto"``, which here means warm: whoever asks for a plan
-            will use it more than once.
+            will use it more than once. ``"tune"``: warm, as measured to be fastest on this GPU for this very product,
+            within 10 seconds or as remembered from before (`gnn_spmm_plugin.tune`); the choice is left to it, and may
+            differ from one measurement to the next.
         policy: ``"auto"``; ``"ra"`` for the rules of RA-SpMM (`gnn_spmm_plugin.route`): of its kernels the nearest that
             there is, and `Plan.explain` says which; ``"paramspmm"`` for PCSR under the configuration that its rules
             choose (the default kernel where PCSR has none: maxima and minima, the CPU); ``"dualgcn"`` for rows by the
@@ -391,14 +434,29 @@ def plan(
         raise ValueError(f"dtype must be one of {', '.join(map(str, DTYPES))}; got {dtype}")
     _refuse_capture("gnn_spmm_plugin would have to build a plan")
     csr = graph._csr
+    decision = _BY_RULES
+    if mode == "tune":
+        if policy != "auto" or kernel or schedule is not None:
+            raise ValueError("mode='tune' chooses by measurement: leave policy, kernel and schedule open")
+        from .tune import decision as measured
+        from .tune import tuned
+
+        decision, mode = measured(tuned(graph, width, dtype, reduce)), "warm"
     choice = _by_policy(policy, csr, width, reduce, mode)
-    chosen = for_device(graph.device, kernel or env("GSP_KERNEL") or choice.kernel)
+    asked = kernel or env("GSP_KERNEL") or choice.kernel
+    chosen = for_device(graph.device, asked)
     check_reduce(chosen, reduce)
     _check_mode(chosen, mode)
     if mode == "auto":
         mode = "warm" if schedule is not None or chosen.name == "pcsr" else choice.mode
     if schedule is None and mode == "warm":
         schedule = choice.schedule
+        if policy in ("auto", "paramspmm") and decision is _BY_RULES:
+            names = [k.name for k in KERNELS if reduce in k.reduces and asked in ("", k.name)]
+            decision = _decided(csr, width, dtype, names)
+        if decision.candidate != RULES:
+            chosen = for_device(graph.device, decision.candidate.kernel)
+            schedule = decision.candidate.schedule
     named = "natural" if schedule is None else schedule if isinstance(schedule, str) else ""
     if mode == "cold" and named != "natural":
         raise ValueError("a schedule has to be prepared: use mode='auto' or 'warm', not 'cold'")
@@ -406,8 +464,9 @@ def plan(
     request = (width, dtype, reduce)
     # What is prepared depends on the structure alone: every width, dtype and reduction shares it. Of PCSR, the arrays
     # do, and every reduction shares the rest.
-    prepared = (mode, chosen.name, named, request[:2] if chosen.name == "pcsr" else ())
-    key = (request, prepared, choice.reasons)
+    prepared = (mode, chosen.name, named, str(decision.candidate), request[:2] if chosen.name == "pcsr" else ())
+    said = choice.reasons + decision.reasons
+    key = (request, prepared, said)
     made: Plan | None = kept.get(key)
     if made is None:
         shared = kept.get(prepared)
@@ -415,8 +474,8 @@ def plan(
             if mode == "cold":
                 shared = _cold(csr, chosen, "as asked")
             else:
-                shared = _build(csr, chosen, width, dtype, schedule)
+                shared = _build(csr, chosen, width, dtype, schedule, decision.candidate)
                 graph._core.warm = True
             kept[prepared] = shared
-        made = kept[key] = replace(shared, request=request, reasons=shared.reasons + choice.reasons)
+        made = kept[key] = replace(shared, request=request, reasons=shared.reasons + said)
     return made

@@ -7,7 +7,7 @@ nor the order of summation inside a row, so features stay where they are.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypedDict
 
 import numpy as np
@@ -18,8 +18,14 @@ from .csr import Csr
 from .features import GraphFeatures
 from .partition import check_square, dual_metric
 
-#: Where no row is longer, all take about as long: two rounds of gathers. A list of them would only be one more read.
-SHORT_ROWS = 8
+#: Where no row is longer, all take about as long: a few rounds of gathers. A list of them would only be one more read.
+SHORT_ROWS = 16
+
+#: So it would where row lengths differ by so little (their deviation over their mean), and none is longer than this.
+EVEN_CV, EVEN_ROWS = 0.35, 256
+
+#: Graphs of more columns are never staged, whatever the GPU.
+STAGED_COLS = 12_000
 
 
 @dataclass(frozen=True)
@@ -28,7 +34,9 @@ class Layout:
 
     Attributes:
         chunk: edges that a piece of a row has at most, 2 or more; in rows of over ``chunk ** 2`` edges their square
-            root, so that neither the pieces nor their number is what takes long.
+            root, so that neither the pieces nor their number is what takes long. 0: no list of pieces, rows come
+            straight from the CSR arrays; long ones whole, or, where `long` is not 0, shared by blocks as in a cold
+            plan.
         window: items that are sorted by length together, longest first, so that the lane groups of a warp end
             together while rows that lie together are still swept together. 0: all of them.
         long: items of more edges go ahead of all others: what is begun last decides when the whole is done.
@@ -41,34 +49,68 @@ class Layout:
     bundle: int = 1
 
 
+#: Rows straight from the CSR arrays, none split; and the same, but blocks of threads share long ones.
+UNSPLIT, BLOCKS = Layout(0, 0, 0), Layout(0, 0, 1)
+
+#: A graph of fewer edges leaves most of a GPU idle: whole blocks share its long rows, in one launch.
+SMALL_EDGES = 100_000
+
+#: The longest row of a small graph that is left to the lane groups of a warp; and of a tiny one, whose launches take
+#: longer than it does.
+LONE_ROWS = 100
+TINY_EDGES, TINY_ROWS = 12_000, 256
+
+
+def layout_by_rule(f: GraphFeatures) -> tuple[Layout, str]:
+    """How a warm plan takes rows in their own order, by rules alone, and why where that is not from a list.
+
+    Fitted to the candidates' times in docs/benchmarks/decider_h200.csv.
+    """
+    straight = "straight from the CSR arrays"
+    if f.max_degree <= SHORT_ROWS:
+        return replace(UNSPLIT, bundle=rows_at_once(f)), f"none of over {SHORT_ROWS} edges: {straight}"
+    small_dense = f.mean_degree >= 64 and f.num_cols <= STAGED_COLS  # see `stage_of`
+    if f.degree_cv <= EVEN_CV and f.max_degree <= EVEN_ROWS and not small_dense:
+        return UNSPLIT, f"degree_cv {f.degree_cv:.2f} of at most {EVEN_CV}, none of over {EVEN_ROWS} edges: {straight}"
+    if f.num_edges < SMALL_EDGES and f.max_degree <= LONE_ROWS:
+        return UNSPLIT, f"fewer than {SMALL_EDGES:,} edges, none of over {LONE_ROWS} a row: unsplit"
+    if f.num_edges < TINY_EDGES and f.max_degree <= TINY_ROWS:
+        return UNSPLIT, f"fewer than {TINY_EDGES:,} edges, none of over {TINY_ROWS} a row: unsplit"
+    return layout_of(f), ""
+
+
 def layout_of(f: GraphFeatures) -> Layout:
-    """The layout that was fastest on an H200 on graphs like this one (docs/benchmarks.md).
+    """The list that was fastest on an H200 on graphs like this one (docs/benchmarks.md).
 
     A piece is a chain of dependent gathers. Where most rows are long, short pieces only mean more partial results;
-    where neighbours have columns in common, long pieces keep a warp away from them.
+    where neighbours have columns in common, long pieces keep a warp away from them, and so does sorting all of them.
     """
+    near = f.locality >= 0.3
     if f.mean_degree >= 64:
-        return Layout(256, 0 if f.num_cols < 100_000 else 1024, 256)
+        if f.num_edges < 1_000_000:
+            return Layout(128, 1024, 64)
+        return Layout(256, 0 if f.num_cols < 100_000 and not near else 1024, 256)
     if f.num_edges < 4_000_000:  # soon over: the last pieces count most
-        return Layout(64, 1024, 32, rows_at_once(f))
-    if f.mean_degree <= 4 or f.locality >= 0.3:
-        return Layout(64, 1024, 64, rows_at_once(f))
-    return Layout(256, 1024, 64)
+        return Layout(64, 1024, 32)
+    return Layout(64, 1024, 64) if near else Layout(256, 1024, 64)
 
 
 def rows_at_once(f: GraphFeatures) -> int:
     """Consecutive rows that a lane group of cuda/row_sweep.cuh, `stream_sweep`, takes at a time; 1: it is not for them.
 
-    Measured on an H200: 1.05 to 1.29 times faster on road networks, 1.0 to 1.25 where hubs are among as short rows;
-    of rows of 6 edges 1.1 to 1.27 times, where these lead to neighbours. Of 8 edges to anywhere, 0.7 times.
+    Measured on an H200: 1.05 to 1.29 times faster on road networks; of rows of 6 edges 1.1 to 1.27 times, where these
+    lead to neighbours. Of 8 edges to anywhere, 0.7 times; 0.75 to 1 where there are long rows besides, and on graphs of
+    fewer than 100,000 edges as often slower as faster.
     """
+    if f.max_degree > SHORT_ROWS or f.num_edges < SMALL_EDGES:
+        return 1
     if f.mean_degree <= 4:
         most = 4
-    elif f.mean_degree <= 6 and f.max_degree <= SHORT_ROWS and f.locality >= 0.3:
+    elif f.mean_degree <= 6 and f.max_degree <= 8 and f.locality >= 0.3:
         most = 3
     else:
         return 1
-    return max(2, min(most, f.num_rows // 50_000))  # there are threads to occupy
+    return max(2, min(most, f.num_rows // 30_000))  # there are threads to occupy
 
 
 def check_schedule(csr: Csr, schedule: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import gc
 import importlib
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ settings.register_profile(
 )
 settings.load_profile("gsp")
 
+_NO_DECIDERS = Path(__file__).parent / "data" / "none"
 _MODULES = {"pyg": "torch_geometric", "dgl": "dgl"}
 
 
@@ -66,6 +68,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def device(request: pytest.FixtureRequest) -> str:
     """Each test that takes it runs on the CPU, and, marked gpu, on the GPU."""
     return str(request.param)
+
+
+@pytest.fixture(autouse=True)
+def by_the_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans are made by the rules, whatever decider ships for the GPU at hand; test_decider.py has its own."""
+    monkeypatch.setattr(importlib.import_module("gnn_spmm_plugin.plan"), "FOLDER", _NO_DECIDERS)
 
 
 @pytest.fixture

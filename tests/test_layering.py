@@ -20,6 +20,7 @@ LAYERS = (
     ("features", "kernels", "reference", "router"),
     ("partition",),
     ("schedule", "pcsr"),
+    ("decider",),
     ("plan",),
     ("derivatives",),
     ("functional",),
@@ -29,12 +30,14 @@ LAYERS = (
     ("nn", "integrations"),
     ("report", "data"),
     ("bench",),
+    ("tune",),
+    ("tune_command",),
     ("demo",),
     ("cli",),
 )
 SAME = {("pcsr", "schedule"), ("normalize", "cache"), ("integrations", "nn")}
 #: Imported at the call, not at the import of the module: sugar, `Graph.reduce` and `Graph.reorder`.
-FORWARD = {("graph", "functional"), ("graph", "partition"), ("graph", "schedule")}
+FORWARD = {("graph", "functional"), ("graph", "partition"), ("graph", "schedule"), ("plan", "tune")}
 #: The package itself: the version, the folder, and what the command line shows.
 ROOT = {"_native", "cli", "demo", "__main__", "report"}
 
@@ -121,6 +124,7 @@ def test_core_needs_torch_and_numpy_alone() -> None:
         "kernels",
         "schedule",
         "pcsr",
+        "decider",
         "reference",
         "plan",
         "functional",

@@ -21,10 +21,20 @@ from strategies import DTYPES, NAMED, REDUCES, edges, values
 
 import gnn_spmm_plugin as gsp
 from gnn_spmm_plugin import _config
+from gnn_spmm_plugin.decider import Candidate
 from gnn_spmm_plugin.features import GraphFeatures
 from gnn_spmm_plugin.functional_aggregate import aggregate
-from gnn_spmm_plugin.plan import WARM_AFTER, default_plan
-from gnn_spmm_plugin.schedule import Layout, by_degree, layout_of, list_items, move_edges, rows_at_once
+from gnn_spmm_plugin.kernels import for_device
+from gnn_spmm_plugin.plan import WARM_AFTER, build_candidate, default_plan
+from gnn_spmm_plugin.schedule import (
+    Layout,
+    by_degree,
+    layout_by_rule,
+    layout_of,
+    list_items,
+    move_edges,
+    rows_at_once,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -401,10 +411,27 @@ def test_layouts() -> None:
         return layout.chunk, layout.window, layout.long
 
     assert of(10**6, 64, 99_999) == (256, 0, 256)
-    assert of(10**6, 64, 100_000) == (256, 1024, 256)
+    assert of(10**6, 64, 100_000) == (256, 1024, 256) == of(10**6, 64, 99_999, locality=0.3)
+    assert of(999_999, 64, 99_999) == (128, 1024, 64)
     assert of(3_999_999, 63.9) == (64, 1024, 32)
     assert of(4_000_000, 63.9, locality=0.3) == (64, 1024, 64)
     assert of(4_000_000, 63.9, locality=0.29) == (256, 1024, 64)
+
+
+def test_which_graphs_need_no_list() -> None:
+    """Both sides of each threshold of `layout_by_rule`."""
+
+    def listed(edges: int, longest: int, cv: float = 1.0, mean: float = 8.0, cols: int = 10**6) -> bool:
+        layout, why = layout_by_rule(GraphFeatures(int(edges / mean), cols, edges, mean, longest, cv, 0, 0.0))
+        assert (why == "") == (layout.chunk > 0) and layout.bundle == 1
+        return layout.chunk > 0
+
+    assert not listed(10**6, 16) and listed(10**6, 17)
+    assert not listed(10**6, 256, 0.35) and listed(10**6, 257, 0.35) and listed(10**6, 256, 0.36)
+    assert listed(10**6, 256, 0.1, 64.0, 12_000)  # staged
+    assert not listed(10**6, 256, 0.1, 63.9, 12_000) and not listed(10**6, 256, 0.1, 64.0, 12_001)
+    assert not listed(99_999, 100) and listed(99_999, 101) and listed(100_000, 100)
+    assert not listed(11_999, 256) and listed(11_999, 257) and listed(12_000, 256)
 
 
 def test_locality(device: str) -> None:
@@ -512,7 +539,7 @@ def test_short_rows_need_no_items(device: str, reduce: str) -> None:
         x = values((side * side, width), torch.float32, 1, device=device)
         plan = gsp.plan(g, width, reduce=reduce)
         assert plan.items is None
-        assert device == "cpu" or "none of over 8 edges" in plan.explain()
+        assert device == "cpu" or "none of over 16 edges" in plan.explain()
         expected = expect_spmm(g, x, None, torch.zeros_like(x), reduce)
         close(gsp.spmm(g, x, reduce=reduce, plan=plan), expected.out)
 
@@ -534,7 +561,8 @@ def test_rows_at_once(dtype: torch.dtype, hubs: int) -> None:
     for width in (32, 36, 100, 264):
         x = values((nodes, width), dtype, 1, device=device)
         for w, reduce in itertools.product((None, weight), ("sum", "mean")):
-            plan = gsp.plan(g, width, dtype, reduce)
+            rows = Layout(64, 1024, 32, 2) if hubs else Layout(0, 0, 0, 2)
+            plan = build_candidate(g._csr, for_device(g.device), Candidate(rows), width, dtype)
             assert plan.config[-1] == 2 and (plan.items is not None) == bool(hubs)
             assert "take 2 rows at once" in plan.explain()
             expected = expect_spmm(g, x, w, torch.zeros_like(x), reduce)
@@ -549,14 +577,17 @@ def test_which_graphs_take_several_rows_at_once() -> None:
     """Both sides of each threshold."""
     for rows, mean, longest, expected in (
         (10**6, 2.5, 4, 4),
-        (10**6, 4.0, 8, 4),
+        (10**6, 4.0, 16, 4),
+        (10**6, 4.0, 17, 1),
         (10**6, 4.1, 8, 3),
         (10**6, 6.0, 8, 3),
         (10**6, 6.1, 8, 1),
         (10**6, 4.1, 9, 1),
-        (10**6, 4.0, 10**4, 4),
-        (100_000, 3.0, 8, 2),
-        (160_000, 3.0, 8, 3),
+        (89_999, 3.0, 8, 2),
+        (90_000, 3.0, 8, 3),
+        (120_000, 3.0, 8, 4),
+        (40_000, 2.5, 8, 2),
+        (39_999, 2.5, 8, 1),
     ):
         f = GraphFeatures(rows, rows, int(rows * mean), mean, longest, 1.0, 0, 0.3)
         assert rows_at_once(f) == expected, (rows, mean, longest)
@@ -565,14 +596,13 @@ def test_which_graphs_take_several_rows_at_once() -> None:
 
 
 def test_small_graphs_share_only_long_rows(device: str) -> None:
-    """Up to 100 edges a row is left to a warp, in one launch and without items."""
-    for longest, unsplit in ((100, True), (101, False)):
+    """In a tiny graph up to 256 edges a row are left to a warp, in one launch and without items."""
+    for longest, unsplit in ((256, True), (257, False)):
         dst = torch.cat([torch.zeros(longest, dtype=torch.int64), torch.arange(2000 - longest) % 299 + 1])
         g = gsp.Graph.from_edge_index(torch.stack([torch.arange(2000) % 300, dst]).to(device), 300)
         for width in (1, 4, 16, 30, 64, 200):
             plan = gsp.plan(g, width)
-            assert plan.items is None
-            assert device == "cpu" or (plan.config[0] == 0) == unsplit, plan.explain()
+            assert device == "cpu" or (plan.items is None) == (plan.config[0] == 0) == unsplit, plan.explain()
             x = values((300, width), torch.float32, 1, device=device)
             expected = expect_spmm(g, x, None, torch.zeros_like(x), "sum")
             close(gsp.spmm(g, x, plan=plan), expected.out)

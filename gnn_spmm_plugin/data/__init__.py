@@ -42,7 +42,8 @@ class Dataset:
 
 def names() -> tuple[str, ...]:
     """The graphs that come with the package; the first is the default."""
-    return tuple(sorted((p.stem for p in _HERE.glob("*.npz")), key=lambda name: (name != "cora", name)))
+    found = (p.stem for p in _HERE.glob("*.npz"))
+    return tuple(sorted((n for n in found if not n.startswith("decider_")), key=lambda name: (name != "cora", name)))
 
 
 def load(name: str) -> Dataset:
