@@ -23,10 +23,16 @@ from .partition import check_square
 NEIGHBOURS = 16
 
 #: Nodes of a community of the first level at most, and how many times more at each further level.
-FIRST_SIZE, GROWTH = 4096, 8
+FIRST_SIZE, GROWTH = 4096, 4
+
+#: Numbers compared at a time.
+_AT_ONCE = 1 << 24
+
+#: Parts of the nodes that take labels one after the other.
+PARTS = 4
 
 #: Rounds of a level at most; it ends when fewer than 1 of `SETTLED` nodes take another label.
-ROUNDS, SETTLED = 10, 50
+ROUNDS, SETTLED = 8, 50
 
 
 def _hash(ids: Tensor, seed: int) -> Tensor:
@@ -61,37 +67,61 @@ def _some_neighbours(csr: Csr) -> tuple[Tensor, Tensor]:
     return near, weight
 
 
-def _settle(near: Tensor, weight: Tensor, size: Tensor, bound: int) -> Tensor:
+def _settle(near: Tensor, weight: Tensor | None, size: Tensor, bound: int) -> Tensor:
     """Label propagation: a label for each node, ``[n]`` int32, none of them on nodes of together more than `bound`."""
-    width, n = near.shape
+    n = near.shape[1]
     ids = torch.arange(n, dtype=torch.int32, device=near.device)
     label, total = ids.clone(), size.clone()
+    # A part of the nodes at a time, those of a hash: of neighbours that act at once, each may take the other's label.
+    parts = (_hash(ids, 0) % PARTS).sort(stable=True).indices.chunk(PARTS)
     for step in range(ROUNDS):
-        around = label[near]
-        score = torch.stack([((around == one) * weight).sum(0, dtype=torch.int32) for one in around])
-        own = ((around == label) * weight).sum(0, dtype=torch.int32)
-        fits = total[around] + size <= bound
-        score = torch.where(fits & (around != label), score, 0)
-        # The greatest score, and of equal ones the one whose label has the greatest hash, another in each round.
-        best = ((score.long() << 31) | _hash(around, step)).max(0)
-        choice = around.gather(0, best.indices.unsqueeze(0))[0]
-        wants = ((best.values >> 31) > own) & (_hash(ids, step + 1000) < 1 << 30)
-        movers = wants.nonzero()[:, 0]
-        if len(movers) * SETTLED < n // 2 and step:
+        moved = 0
+        for part in parts:
+            moved += _move(part, near, weight, size, bound, label, total, step)
+        if moved * SETTLED < n:
             break
-        # Into each label as many as fit, in an order of chance that is always the same.
-        key, by = ((choice[movers].long() << 31) | _hash(movers.int(), step + 2000)).sort()
-        movers = movers[by]
-        target = key >> 31
-        weighs = size[movers]
-        so_far = weighs.cumsum(0)
-        first = torch.searchsorted(target, target)
-        fit = so_far - (so_far - weighs)[first] + total[target] <= bound
-        movers, target, weighs = movers[fit], target[fit], weighs[fit]
-        total.index_add_(0, label[movers].long(), -weighs)
-        total.index_add_(0, target, weighs)
-        label[movers] = target.int()
     return label
+
+
+def _move(
+    part: Tensor, near: Tensor, weight: Tensor | None, size: Tensor, bound: int, label: Tensor, total: Tensor, step: int
+) -> int:
+    """Nodes of a part take the label that most of their neighbours have, where there is room; how many did."""
+    around, own = label[near[:, part]], label[part]
+    there = None if weight is None else weight[:, part]
+    if there is None:
+        around = torch.where(near[:, part] == part, -1, around)
+    score = _votes(around, around, there)
+    stay = _votes(around, own.unsqueeze(0), there)[0]
+    other = (around != own) & (around >= 0) & (total[around] + size[part] <= bound)
+    # Most votes; of as many, the label of the greatest hash, which is another in each round.
+    best = torch.where(other, (score.long() << 31) | _hash(around, step + 1), -1).max(0)
+    wants = ((best.values >> 31) > stay).nonzero()[:, 0]
+    if len(wants) == 0:
+        return 0
+    # Into each label as many as there is room for, in an order of chance that is always the same.
+    movers, target = part[wants], around[best.indices[wants], wants].long()
+    by = ((target << 31) | _hash(movers.int(), step + 1)).argsort()
+    movers, target = movers[by], target[by]
+    weighs = size[movers]
+    so_far = weighs.cumsum(0)
+    first = torch.searchsorted(target, target)
+    fit = so_far - (so_far - weighs)[first] + total[target] <= bound
+    movers, target, weighs = movers[fit], target[fit], weighs[fit]
+    total.index_add_(0, label[movers].long(), -weighs)
+    total.index_add_(0, target, weighs)
+    label[movers] = target.int()
+    return len(movers)
+
+
+def _votes(around: Tensor, labels: Tensor, weight: Tensor | None) -> Tensor:
+    """How many of the neighbours' labels, or of what weight, are each of `labels`: ``[len(labels), m]`` int32."""
+    at_once = max(1, _AT_ONCE // max(around.numel(), 1))
+    found = []
+    for some in labels.split(at_once):
+        same = around == some.unsqueeze(1)
+        found.append((same if weight is None else same * weight).sum(1, dtype=torch.int32))
+    return torch.cat(found)
 
 
 def _renumber(label: Tensor) -> tuple[Tensor, int]:
@@ -102,10 +132,11 @@ def _renumber(label: Tensor) -> tuple[Tensor, int]:
     return (number[label] - 1).int(), int(number[-1])
 
 
-def _contract(near: Tensor, weight: Tensor, label: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def _contract(near: Tensor, weight: Tensor | None, label: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Communities as nodes: for each its strongest neighbours and the edges to them, as `_some_neighbours`."""
     here, there = label.expand_as(near), label[near]
-    cross = (here != there) & (weight > 0)
+    cross = here != there
+    weight = torch.ones_like(near) if weight is None else weight
     a, b, w = here[cross].long(), there[cross].long(), weight[cross]
     key, by = (torch.minimum(a, b) * count + torch.maximum(a, b)).sort()
     if len(key) == 0:
@@ -128,7 +159,7 @@ def _contract(near: Tensor, weight: Tensor, label: Tensor, count: int) -> tuple[
 
 
 def levels(csr: Csr) -> list[Tensor]:
-    near, weight = _some_neighbours(csr)
+    near, weight = _some_neighbours(csr)[0], None
     size = torch.ones(csr.num_rows, dtype=torch.int64, device=near.device)
     bound, found = FIRST_SIZE, []
     while len(near):
@@ -140,7 +171,7 @@ def levels(csr: Csr) -> list[Tensor]:
         near, weight = _contract(near, weight, label, count)
         size = size.new_zeros(count).index_add_(0, label.long(), size)
         bound *= GROWTH
-        if len(found) > 12:
+        if len(found) > 12 or count * 10 > n * 9:
             break
     return found
 
