@@ -39,7 +39,7 @@ _MASK = (1 << _BITS) - 1
 
 
 def _hash(ids: Tensor, seed: int) -> Tensor:
-    """Other int32 numbers, well mixed, for int32 `ids` of at least 0; of the same seed, different ones for different."""
+    """Well-mixed int32 numbers for int32 `ids`, none of which is negative; under one seed as many as there are ids."""
     h = ((ids ^ (seed * 0x9E3779B1 & _MASK)) * 0x2C1B3C6D) & _MASK
     h = ((h ^ (h >> 15)) * 0x297A2D39) & _MASK
     return h ^ (h >> 16)

@@ -75,7 +75,7 @@ def miss_share(csr: Csr, cached: int, order: Tensor | None = None) -> float:
 
 
 def sweep_cost(csr: Csr, share: float) -> float:
-    """Time of a product, in rows read from or written to memory, where so large a share of the gathers comes from there.
+    """Time of a product, in rows that go through memory, where so large a share of the gathers comes from there.
 
     Memory and cache work at the same time, so the slower of them counts.
     """
