@@ -254,7 +254,7 @@ def _pcsr(csr: Csr, kernel: Kernel, width: int, dtype: torch.dtype, schedule: st
 def default_plan(core: Core, csr: Csr) -> Plan:
     """The plan of a call that asks for nothing special: cold at first, warm from use `WARM_AFTER` on.
 
-    At use `COMMUNITY_AFTER` a large graph gets a schedule, where that pays. Who has a `settled` plan need not ask again.
+    At use `COMMUNITY_AFTER` a large graph gets a schedule, where that pays. A plan that is `settled` stays.
 
     A graph that a plan was prepared for in one direction is worth one in both: then it is warm from the next use on.
     Under ``torch.use_deterministic_algorithms(True)`` it is warm from the first use on, or stays what it was then.
