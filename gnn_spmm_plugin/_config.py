@@ -23,6 +23,7 @@ counters: dict[str, int] = {
     "transposes_built": 0,
     "sorts": 0,  # graphs whose edges had to be sorted
     "plans_built": 0,
+    "communities_found": 0,  # clusterings of a graph, for a schedule
     "plan_hits": 0,  # an implicit graph (plain edge_index) found again by identity
     "plan_misses": 0,
     "l2_hits": 0,  # found again by content

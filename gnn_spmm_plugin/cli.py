@@ -24,6 +24,7 @@ from .data.edges import SUFFIXES, EdgeFileError, read_edges
 from .graph import Graph
 from .kernels import DTYPES, REDUCES
 from .plan import MODES, POLICIES
+from .schedule import SCHEDULES
 from .tune_command import add_arguments as add_tune_arguments
 from .tune_command import tune_command
 
@@ -89,6 +90,9 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("--device", choices=["cpu", "cuda"], default=None, help="default: the GPU if there is one")
     explain.add_argument("--width", type=_positive, default=128, help="feature columns, default 128")
     explain.add_argument("--mode", choices=MODES, default="auto")
+    explain.add_argument(
+        "--schedule", choices=list(SCHEDULES), default=None, help="this order of the rows instead of a choice"
+    )
     explain.add_argument("--kernel", default=None, help="this kernel instead of a choice, see `gnn-spmm info`")
     report.add_argument("--width", type=_positive, nargs="+", default=[16, 64, 256], help="default 16 64 256")
 
@@ -266,6 +270,7 @@ def _plan_facts(plan: gsp.Plan) -> dict[str, Any]:
     return {
         "kernel": plan.kernel.name,
         "mode": plan.mode,
+        "schedule": plan.schedule,
         "config": plan.config,
         "features": None if plan.features is None else dataclasses.asdict(plan.features),
         "reasons": list(plan.reasons),
@@ -278,7 +283,7 @@ def _explain(args: argparse.Namespace) -> None:
     graph = _graph(args.graph, _device(args.device))
     try:
         plan = gsp.plan(
-            graph, args.width, _DTYPES[args.dtype], args.reduce, mode=args.mode, policy=args.policy, kernel=args.kernel
+            graph, args.width, _DTYPES[args.dtype], args.reduce, args.mode, args.policy, args.kernel, args.schedule
         )
     except ValueError as e:
         raise UsageError(str(e)) from e

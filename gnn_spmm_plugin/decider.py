@@ -124,6 +124,8 @@ CANDIDATES: tuple[Candidate, ...] = (
 def as_measured(candidate: Candidate, f: MatrixFeatures) -> Candidate | None:
     """The first candidate that does the same to a graph of these features; None: not worth a measurement there."""
     layout, config = candidate.layout, candidate.config
+    if candidate.schedule == "community" and (f.num_cols < 100_000 or f.locality >= 0.3):
+        return None  # takes as long as hundreds of products to find, and can bring nothing
     if config is not None:
         splits = (f.split_single if config.V == 1 else f.split_double) > 1
         return candidate if splits else Candidate(config._replace(S=False))
@@ -343,8 +345,8 @@ class Decision:
 
 def allowed(candidate: Candidate, f: MatrixFeatures, kernels: Sequence[str]) -> bool:
     """Whether a candidate can run on a graph, and is of one of these kernels."""
-    if candidate.kernel not in kernels or f.num_edges == 0:
-        return False
+    if candidate.kernel not in kernels or f.num_edges == 0 or candidate.schedule == "community":
+        return False  # whether communities pay is judged in `gnn_spmm_plugin.reuse`
     config = candidate.config
     return config is None or max(f.num_cols << config.V, 2 * f.num_rows) <= 2**31
 

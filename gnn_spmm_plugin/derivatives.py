@@ -19,7 +19,7 @@ from . import _native, reference
 from .csr import Core, Csr, capturing
 from .graph import Graph
 from .kernels import check_reduce
-from .plan import WARM_AFTER, Plan, default_plan
+from .plan import COMMUNITY_AFTER, Plan, default_plan
 from .plan import plan as make_plan
 
 #: For the integrations only: as ``torch.Tensor.scatter_reduce_`` into zeros, which splits evenly, and where the
@@ -32,7 +32,7 @@ def _prepare(core: Core) -> bool:
     with _disable_current_modes():  # torch.export runs this among fake tensors
         for flipped in (False, True):
             csr = core.half(flipped)
-            csr.uses += WARM_AFTER  # compiled code runs more than once
+            csr.uses += COMMUNITY_AFTER  # compiled code runs more than once
             default_plan(core, csr)
             for dtype in (torch.float32, torch.float64):
                 csr.inverse_degree(dtype)
@@ -66,11 +66,12 @@ def _planned(core: Core, flipped: bool, plan: Plan | None) -> tuple[Csr, Plan]:
     if torch.compiler.is_compiling():
         core.while_tracing(_prepare)
         csr = core.half(flipped)
-        return (csr, csr.plan) if plan is None else (plan.moved or csr, plan)
+        found: Plan = csr.plan if plan is None else plan
+        return found.moved or csr, found
     csr = core.half(flipped)
     if plan is None:
         plan = csr.plan
-        if plan is None or plan.mode != "warm":
+        if plan is None or not plan.settled:
             plan = default_plan(core, csr)
     return plan.moved or csr, plan
 
@@ -406,7 +407,9 @@ def _split_gradients(
         other, q, w_other = _operands(core, not flipped, weight)
         grad_x = _native.spmm_tie_backward(other.rowptr, other.col, w_other, share, x, out, q.items, q.config)
     if needs[1]:
-        grad_weight = _native.sddmm_tie(csr.rowptr, csr.col, csr.perm, w, share, x, out, _heads(weight))
+        half = _half(core, flipped)  # that kernel follows no schedule
+        w = None if weight is None else half.in_row_order(weight)
+        grad_weight = _native.sddmm_tie(half.rowptr, half.col, half.perm, w, share, x, out, _heads(weight))
     return grad_x, grad_weight
 
 

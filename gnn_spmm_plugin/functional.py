@@ -134,7 +134,7 @@ def spmm(
             and not _transformed()
         ):
             p = csr.plan
-            if p is None or p.mode != "warm":
+            if p is None or not p.settled:
                 p = default_plan(core, csr)
             if x.requires_grad and torch.is_grad_enabled():
                 return _apply_linear(_unwrap(x), None, core, flipped, "rows" if reduce == "mean" else None, p)
@@ -143,7 +143,7 @@ def spmm(
                     return _native.row_sum_eager(csr.rowptr, csr.col, x, p.lengths, reduce == "mean")  # type: ignore[no-any-return]
                 except RuntimeError as error:
                     raise _native.translated(error) from None
-            return _row_sum(csr, p, x, reduce == "mean")
+            return _row_sum(p.moved or csr, p, x, reduce == "mean")
     _check_graph(graph, "spmm")
     _check_features(graph, x, graph.num_src, "x", "source nodes")
     if weight is None:

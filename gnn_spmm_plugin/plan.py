@@ -24,6 +24,7 @@ from .features import GraphFeatures, MatrixFeatures
 from .graph import Graph
 from .kernels import DTYPES, KERNELS, REDUCES, Kernel, check_reduce, for_device
 from .pcsr import Config, Pcsr, prepare
+from .reuse import cached_rows, can_pay
 from .router import ra_route
 from .schedule import (
     SMALL_EDGES,
@@ -34,6 +35,7 @@ from .schedule import (
     list_items,
     move_edges,
     order_of,
+    schedule_that_pays,
     stage_of,
 )
 
@@ -44,6 +46,9 @@ POLICIES = ("auto", "ra", "paramspmm", "dualgcn", "csr")
 #: gone; looking at its degrees would cost more than it brings.
 WARM_AFTER = 8
 
+#: Uses after which a large graph is looked at for communities. To find them takes about 20 products and saves at most
+#: four tenths of each: after as many again it is paid.
+COMMUNITY_AFTER = 64
 
 #: Rows of fewer edges are read faster where those of a schedule lie together; long ones fill cache lines anyway.
 MOVE_DEGREE = 64
@@ -76,9 +81,9 @@ class Plan:
         mode: ``"cold"`` or ``"warm"``.
         items: what the CUDA kernel walks through, see `gnn_spmm_plugin.schedule.list_items`, or None.
         config: integers passed to the kernel: [long row (0: none), chunk, items, split rows, scratch slots, lanes,
-            fold, parallel, bundle]. Lanes, fold and parallel say how the threads of a warp share rows and columns;
-            lanes = 0 lets the kernel choose by width. A bundle is the rows that a lane group takes at a time, where a
-            sum has a kernel for that.
+            fold, parallel, bundle]. Without items and long rows, chunk is the longest row. Lanes, fold and parallel say
+            how the threads of a warp share rows and columns; lanes = 0 lets the kernel choose by width. A bundle is the
+            rows that a lane group takes at a time, where a sum has a kernel for that.
         stage: what the CUDA kernel for small dense graphs needs besides, by the names of the operator's arguments, see
             `gnn_spmm_plugin.schedule.stage_of`; empty where there is nothing for it.
         schedule: name of the order of rows.
@@ -89,7 +94,9 @@ class Plan:
         pcsr: the format that the kernel of this name reads, or None.
         moved: the graph as the kernel reads it, where the schedule is not its own order: see
             `gnn_spmm_plugin.schedule.move_edges`.
-        lengths: for a kernel without items, long row and chunk of `config` in one, or the bundle where no row is long.
+        settled: as the plan of calls that ask for nothing special it stays; else further use may replace it.
+        lengths: for a kernel without items, long row and chunk of `config` in one, or chunk and bundle where no row is
+            split.
     """
 
     kernel: Kernel
@@ -105,11 +112,13 @@ class Plan:
     pcsr: Pcsr | None = field(default=None, repr=False)
     stage: Stage = field(default_factory=Stage, repr=False)
     moved: Csr | None = field(default=None, repr=False)
+    settled: bool = True
     lengths: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         long_row, chunk, bundle = self.config[0], self.config[1], self.config[-1]
-        object.__setattr__(self, "lengths", long_row << 32 | chunk if long_row else bundle)
+        unsplit = min(chunk, 0xFFFF) << 16 | bundle
+        object.__setattr__(self, "lengths", long_row << 32 | chunk if long_row else unsplit)
 
     def nbytes(self) -> int:
         """Bytes held besides the graph itself."""
@@ -158,7 +167,7 @@ def _cold(csr: Csr, kernel: Kernel, why: str) -> Plan:
 def _cold_plan(kernel: Kernel, long_row: int, chunk: int, why: str) -> Plan:
     """What cold plans differ in by their owner alone: filling a frozen dataclass takes longer than a small product."""
     config = _without_items(long_row, chunk)
-    return Plan(kernel, "cold", _no_owner, None, config, None, (f"cold      {why}",), 0.0)
+    return Plan(kernel, "cold", _no_owner, None, config, None, (f"cold      {why}",), 0.0, settled=False)
 
 
 def _no_owner() -> None:
@@ -202,7 +211,9 @@ def _warm(csr: Csr, kernel: Kernel, schedule: str | Tensor | None = None, rows: 
                 if moved is not None:
                     reasons.append("edges     a copy of them in the order of the schedule")
             if layout.chunk == 0:
-                config[0], config[8] = config[0] if layout.long else 0, layout.bundle
+                config[8] = layout.bundle
+                if not layout.long:
+                    config[:2] = 0, max(features.max_degree, 1)
                 reasons += [f"rows      {how}"] if how else []
             else:
                 items, num_split, num_slots = list_items(csr, layout, order, moved is not None)
@@ -248,6 +259,8 @@ def _pcsr(
 def default_plan(core: Core, csr: Csr) -> Plan:
     """The plan of a call that asks for nothing special: cold at first, warm from use `WARM_AFTER` on.
 
+    At use `COMMUNITY_AFTER` a large graph gets a schedule, where that pays. A plan that is `settled` stays.
+
     A graph that a plan was prepared for in one direction is worth one in both: then it is warm from the next use on.
     Under ``torch.use_deterministic_algorithms(True)`` it is warm from the first use on, or stays what it was then.
     """
@@ -256,6 +269,8 @@ def default_plan(core: Core, csr: Csr) -> Plan:
     pinned = torch.are_deterministic_algorithms_enabled()
     ripe = core.warm or csr.uses >= WARM_AFTER - 1
     if current is not None and (current.mode == "warm" or pinned or not ripe):
+        if current.mode == "warm" and not (current.settled or pinned):
+            current = _schedule_at_last(csr, current)
         csr.uses += 1
         return current
     mode = env("GSP_MODE") or "auto"
@@ -271,10 +286,33 @@ def default_plan(core: Core, csr: Csr) -> Plan:
         made = _decided(csr, 64, torch.float32, (kernel.name,), implicit=True)
         current = _build(csr, kernel, schedule=made.candidate.schedule, candidate=made.candidate)
         current = replace(current, reasons=current.reasons + made.reasons) if made.reasons else current
+        if mode == "auto" and not pinned and _may_choose_order(csr, kernel) and can_pay(csr, cached_rows(core.device)):
+            current = _schedule_at_last(csr, replace(current, settled=False))
         csr.plan = current
         core.warm = True
     csr.uses += 1
     return current
+
+
+def _may_choose_order(csr: Csr, kernel: Kernel) -> bool:
+    return kernel.name != "pcsr" and csr.col.dtype == torch.int32
+
+
+def _schedule_at_last(csr: Csr, current: Plan) -> Plan:
+    """The default plan of a graph that may get a schedule; from use `COMMUNITY_AFTER` on, with the answer."""
+    if csr.uses < COMMUNITY_AFTER - 1 or capturing(csr.col.device):
+        return current
+    name, reasons = schedule_that_pays(csr, cached_rows(csr.col.device))
+    plan = replace(current, settled=True, reasons=current.reasons + reasons)
+    if name is not None:
+        try:
+            made = _warm(csr, current.kernel, name)
+            plan = replace(made, reasons=made.reasons + reasons)
+            csr.pin(current.items, current.stage.get("stage"))  # a CUDA graph or another stream may be reading them
+        except torch.OutOfMemoryError:
+            log.warning("out of memory while scheduling a graph of %d edges: rows as they are", csr.col.shape[0])
+    csr.plan = plan
+    return plan
 
 
 def _build(
@@ -410,11 +448,12 @@ def plan(
             choose (the default kernel where PCSR has none: maxima and minima, the CPU); ``"dualgcn"`` for rows by the
             dual metric (`gnn_spmm_plugin.partition`) where the graph is square; or ``"csr"`` for the plain row kernels.
         kernel: name of a kernel (see `kernels`), instead of a choice. `GSP_KERNEL` does the same.
-        schedule: order in which rows are processed: None or ``"natural"``, ``"degree"`` (longest first),
-            ``"dual_metric"`` (see `gnn_spmm_plugin.partition`), ``"rcm"`` (reverse Cuthill-McKee, needs scipy), or a
-            permutation of the rows, ``[num_rows]`` int32 or int64 on the graph's device; it has to be prepared, so not
-            with a cold plan. Results depend on it no more than on the kernel. A plan with a permutation is not kept
-            with the graph: a CUDA graph that uses it needs it alive.
+        schedule: order in which rows are processed: ``"natural"``, ``"degree"`` (longest first), ``"dual_metric"`` (see
+            `gnn_spmm_plugin.partition`), ``"rcm"`` (reverse Cuthill-McKee, needs scipy), ``"community"`` (see
+            `gnn_spmm_plugin.community`), or a permutation of the rows, ``[num_rows]`` int32 or int64 on the graph's
+            device; it has to be prepared, so not with a cold plan. None: on a GPU, under policy ``"auto"``, communities
+            where an estimate says that they pay, else natural. Results depend on it no more than on the kernel. A plan
+            with a permutation is not kept with the graph: a CUDA graph that uses it needs it alive.
 
     Returns:
         A plan to pass to ``spmm(graph, x, plan=...)``. It belongs to this graph.
@@ -449,9 +488,13 @@ def plan(
     _check_mode(chosen, mode)
     if mode == "auto":
         mode = "warm" if schedule is not None or chosen.name == "pcsr" else choice.mode
+    reasons = choice.reasons
     if schedule is None and mode == "warm":
         schedule = choice.schedule
-        if policy in ("auto", "paramspmm") and decision is _BY_RULES:
+        if decision is _BY_RULES and policy == "auto" and _may_choose_order(csr, chosen):
+            schedule, why = schedule_that_pays(csr, cached_rows(graph.device))
+            reasons += why
+        if decision is _BY_RULES and schedule is None and policy in ("auto", "paramspmm"):
             names = [k.name for k in KERNELS if reduce in k.reduces and asked in ("", k.name)]
             decision = _decided(csr, width, dtype, names)
         if decision.candidate != RULES:
@@ -465,8 +508,8 @@ def plan(
     # What is prepared depends on the structure alone: every width, dtype and reduction shares it. Of PCSR, the arrays
     # do, and every reduction shares the rest.
     prepared = (mode, chosen.name, named, str(decision.candidate), request[:2] if chosen.name == "pcsr" else ())
-    said = choice.reasons + decision.reasons
-    key = (request, prepared, said)
+    reasons += decision.reasons
+    key = (request, prepared, reasons)
     made: Plan | None = kept.get(key)
     if made is None:
         shared = kept.get(prepared)
@@ -477,5 +520,5 @@ def plan(
                 shared = _build(csr, chosen, width, dtype, schedule, decision.candidate)
                 graph._core.warm = True
             kept[prepared] = shared
-        made = kept[key] = replace(shared, request=request, reasons=shared.reasons + said)
+        made = kept[key] = replace(shared, request=request, reasons=shared.reasons + reasons)
     return made

@@ -14,9 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ._config import counters, log
+from .community import community_order
 from .csr import Csr
 from .features import GraphFeatures
 from .partition import check_square, dual_metric
+from .reuse import ROW_BYTES, can_pay, miss_share, pays, sweep_cost
 
 #: Where no row is longer, all take about as long: a few rounds of gathers. A list of them would only be one more read.
 SHORT_ROWS = 16
@@ -183,12 +186,59 @@ def by_rcm(csr: Csr) -> Tensor:
     return torch.from_numpy(found.astype(np.int64)).to(csr.col.device)
 
 
+def by_community(csr: Csr) -> Tensor:
+    """Rows by communities of communities, see `gnn_spmm_plugin.community`; square matrices only."""
+    kept: Tensor | None = csr.plans.get("community")  # finding them takes as long as many products
+    if kept is None:
+        kept = csr.plans["community"] = community_order(csr)
+        counters["communities_found"] += 1
+    return kept
+
+
+def schedule_that_pays(csr: Csr, cached: int) -> tuple[str | None, tuple[str, ...]]:
+    """``"community"`` where its order is clearly better than the natural one, else None, and what there is to say.
+
+    The graph keeps the answer, and the order if it is good.
+
+    Args:
+        csr: the graph.
+        cached: rows of features that the cache of the device holds, 0 where there is none.
+    """
+    kept: tuple[str | None, tuple[str, ...]] | None = csr.plans.get("pays")
+    if kept is None:
+        kept = csr.plans["pays"] = _look_for_one(csr, cached)
+    return kept
+
+
+def _look_for_one(csr: Csr, cached: int) -> tuple[str | None, tuple[str, ...]]:
+    if not can_pay(csr, cached):
+        return None, ()
+    before = miss_share(csr, cached)
+    of = f"of {ROW_BYTES} bytes, {cached:,} of which fit half the L2: estimated from memory {before:.0%} of the gathers"
+    if not can_pay(csr, cached, before):
+        return None, (f"community not tried. Rows {of}: no order could be much better",)
+    had = "community" in csr.plans  # then someone asked for it
+    try:
+        after = miss_share(csr, cached, by_community(csr))
+    except torch.OutOfMemoryError:
+        log.warning("out of memory while looking for communities of %d nodes: rows as they are", csr.num_rows)
+        return None, ("community not tried: out of memory",)
+    times = sweep_cost(csr, before) / sweep_cost(csr, after)
+    what = f"Rows {of}, in this order {after:.0%}; a product {times:.2f} times as fast"
+    if pays(csr, before, after):
+        return "community", (f"community {what}",)
+    if not had:
+        del csr.plans["community"]
+    return None, (f"community not kept. {what}",)
+
+
 #: The schedules that have a name, and what makes them; others are given as permutations.
 SCHEDULES: dict[str, Callable[[Csr], Tensor] | None] = {
     "natural": None,
     "degree": by_degree,
     "dual_metric": by_dual_metric,
     "rcm": by_rcm,
+    "community": by_community,
 }
 
 

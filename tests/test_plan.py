@@ -265,13 +265,13 @@ def test_schedules(device: str) -> None:
     x = values((g.num_src, 24), torch.float32, 1, device=device)
     expected = expect_spmm(g, x, None, torch.zeros(g.num_dst, 24, device=device), "sum")
     order = torch.randperm(g.num_dst, generator=torch.Generator().manual_seed(0)).to(device)
-    for schedule in ("natural", "degree", "dual_metric", "rcm", order, order.int()):
+    for schedule in ("natural", "degree", "dual_metric", "rcm", "community", order, order.int()):
         plan = gsp.plan(g, 24, schedule=schedule)
         close(gsp.spmm(g, x, plan=plan), expected.out)
         name = schedule if isinstance(schedule, str) else "the caller's"
         assert plan.schedule == (name if device == "cuda" else "natural")
     for bad, error in (
-        ("rabbit", r"schedule must be one of natural, degree, dual_metric, rcm; got 'rabbit'"),
+        ("rabbit", r"schedule must be one of natural, degree, dual_metric, rcm, community; got 'rabbit'"),
         (order[:-1], r"schedule must hold each row once, \[60\] int32 or int64, got \[59\]"),
         (order.float(), r"torch.float32"),
         (torch.zeros_like(order), r"schedule must hold each row from 0 to 59 once"),

@@ -46,8 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--weighted", "with edge weights or without, default no", choices=_YES_NO, **many)
     add(
         "--order",
-        "order of the rows, default natural; schedule: the generator's",
-        choices=("natural", "schedule"),
+        "order of the rows, default natural; schedule: the generator's; auto: what a plan chooses",
+        choices=("natural", "schedule", "auto"),
         **many,
     )
     add(

@@ -75,13 +75,13 @@ class Kind:
 def plan_for(problem: Problem, graph: Graph, kernel: str | None = None) -> Plan:
     """The plan of the problem, for its graph or the transposed or shuffled one."""
     c = problem.configuration
-    schedule = problem.subject.csr.order if c.order == "schedule" else None
+    schedule = {"natural": "natural", "schedule": problem.subject.csr.order, "auto": None}[c.order]
     return make_plan(graph, c.width, c.dtype, c.reduce, mode="warm", kernel=kernel, schedule=schedule)
 
 
 def _normalised(graph: Graph, plan: Plan, x: Tensor, scale: Tensor) -> Tensor:
     """GCN's ``D^-1/2 A D^-1/2 @ x`` without edge weights, as `aggregate` computes it, but by a plan of choice."""
-    return _sum_raw(graph._csr, plan, x, None, scale, scale, False)
+    return _sum_raw(plan.moved or graph._csr, plan, x, None, scale, scale, False)
 
 
 #: Settings of `ours:auto`, and where they make sense.
