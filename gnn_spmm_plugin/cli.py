@@ -313,7 +313,8 @@ def _report(args: argparse.Namespace) -> None:
                     p.mode,
                     f"{p.build_seconds * 1e3:.2f} ms",
                     f"{p.nbytes():,}",
-                    "; ".join(" ".join(r.split()) for r in p.reasons) or f"the kernel for {device}",
+                    "; ".join(" ".join(r.split()) for r in p.reasons if not r.startswith("decider   saw"))
+                    or f"the kernel for {device}",
                 ]
                 for w, p in zip(args.width, plans, strict=True)
             ],
