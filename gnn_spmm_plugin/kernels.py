@@ -14,7 +14,7 @@ REDUCES = ("sum", "mean", "max", "min")
 
 #: Of the CUDA kernels and what they make of a plan. Whoever changes how fast one is adds 1; what was measured before
 #: (`gnn_spmm_plugin.decider`, `gnn_spmm_plugin.tune`) is not used any more then.
-KERNELS_VERSION = 1
+KERNELS_VERSION = 2
 
 
 @dataclass(frozen=True, eq=False)  # there is one of each, and hashing all fields would take longer than finding it

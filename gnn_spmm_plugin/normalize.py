@@ -157,14 +157,17 @@ def _remove_loops(csr: Csr) -> tuple[Core | None, Tensor | None, Tensor | None]:
     if not bool(is_loop.any()):
         return None, None, None
     counters["graphs_built"] += 1
-    n, device = csr.num_rows, csr.col.device
-    ids = torch.arange(csr.col.shape[0], device=device) if csr.perm is None else csr.perm.long()
-    loop = torch.full((n,), -1, device=device).scatter_reduce_(0, rows[is_loop].long(), ids[is_loop], "amax")
+    n, device, dtype = csr.num_rows, csr.col.device, csr.col.dtype
+    at = is_loop.nonzero().flatten()
+    owner, ids = rows[at].long(), at if csr.perm is None else csr.perm[at].long()
+    del rows  # as long as the edges, like much of what follows
+    loop = torch.full((n,), -1, device=device).scatter_reduce_(0, owner, ids, "amax")
+    earlier = torch.bincount(owner, minlength=n).cumsum(0)
+    rowptr = csr.rowptr - torch.cat([earlier.new_zeros(1), earlier]).to(dtype)
     mask = ~is_loop
     keep = csr.in_caller_order(mask)
-    rowptr = _rowptr(rows[mask], n, csr.rowptr.dtype)
-    perm = None if csr.perm is None else (keep.cumsum(0) - 1)[ids[mask]].to(csr.perm.dtype)
-    return Core(Csr(rowptr, csr.col[mask], perm, n)), keep.nonzero().flatten(), loop
+    perm = None if csr.perm is None else (keep.cumsum(0) - 1)[csr.perm[mask]].to(dtype)
+    return Core(Csr(rowptr, csr.col[mask], perm, n)), keep.nonzero().flatten().to(dtype), loop
 
 
 def _prepare_loops(core: Core) -> bool:
