@@ -302,6 +302,8 @@ def _schedule_at_last(csr: Csr, current: Plan) -> Plan:
             made = _warm(csr, current.kernel, name)
             plan = replace(made, reasons=made.reasons + reasons)
             csr.pin(current.items, current.stage.get("stage"))  # a CUDA graph or another stream may be reading them
+            if plan.moved is not None:
+                csr.release()
         except torch.OutOfMemoryError:
             log.warning("out of memory while scheduling a graph of %d edges: rows as they are", csr.col.shape[0])
     csr.plan = plan
@@ -325,7 +327,7 @@ def _build(
             csr.col.shape[0],
         )
         plan = _cold(csr, for_device(csr.col.device), "out of memory while building the warm plan")
-        return replace(plan, mode="warm")  # do not try again
+        return replace(plan, mode="warm", settled=True)  # do not try again
 
 
 def _check_mode(kernel: Kernel, mode: str) -> None:
