@@ -19,7 +19,7 @@ from torch import Tensor
 from .csr import Csr
 from .partition import check_square
 
-#: Neighbours of a node that are looked at, at most. Of 8, planted communities are found less well; 12 take as long.
+#: Neighbours of a node that are looked at, at most. Of 8, planted communities are found less well.
 NEIGHBOURS = 16
 
 #: Nodes of a community of the first level at most, and how many times more on each further level.
