@@ -19,17 +19,18 @@ from torch import Tensor
 from .csr import Csr
 from .partition import check_square
 
-#: Neighbours of a node that are looked at, at most. Of 8, planted communities are found less well; 12 take as long.
+#: Neighbours of a node that are looked at, at most. Of 8, planted communities are found less well.
 NEIGHBOURS = 16
 
 #: Nodes of a community of the first level at most, and how many times more on each further level.
 FIRST_SIZE, GROWTH = 4096, 4
 
-#: Parts of the nodes that take labels one after the other: all at once, neighbours would swap theirs for ever.
-PARTS = 4
+#: Parts of the nodes that take labels one after the other (all at once, neighbours would swap theirs for ever), and
+#: rounds at most: on the first level, and on those of communities, where it is launches that take the time.
+FIRST, FURTHER = (4, 8), (2, 4)
 
-#: Rounds of a level at most; it ends before if fewer than one in `SETTLED` nodes took another label.
-ROUNDS, SETTLED = 8, 50
+#: A level ends if in a round fewer than one in so many nodes took another label; the tree, at `FEW` communities.
+SETTLED, FEW = 50, 8
 
 #: Numbers compared at a time, so that small graphs take few launches and large ones little memory.
 _AT_ONCE = 1 << 24
@@ -64,7 +65,7 @@ def _some_neighbours(csr: Csr) -> Tensor:
     return near
 
 
-def _settle(near: Tensor, weight: Tensor | None, size: Tensor, bound: int) -> Tensor:
+def _settle(near: Tensor, weight: Tensor | None, size: Tensor, bound: int, parts: int, rounds: int) -> Tensor:
     """Label propagation.
 
     Args:
@@ -72,49 +73,68 @@ def _settle(near: Tensor, weight: Tensor | None, size: Tensor, bound: int) -> Te
         weight: ``[K, n]`` int32, of each of them; None: 1.
         size: ``[n]`` int64, what each node counts.
         bound: what the nodes of a label count together, at most.
+        parts: of the nodes, which take labels one after the other.
+        rounds: at most.
 
     Returns:
         ``[n]`` int32 labels, which are numbers of nodes.
     """
-    n = near.shape[1]
-    ids = torch.arange(n, dtype=torch.int32, device=near.device)
-    label, total = ids.clone(), size.clone()
-    parts = (_hash(ids, 0) % PARTS).sort(stable=True).indices.chunk(PARTS)
-    for step in range(ROUNDS):
-        moved = sum(_move(part, near, weight, size, bound, label, total, step) for part in parts)
+    n, device = near.shape[1], near.device
+    # The label n, of which there is never room for more, is that of no neighbour.
+    label = torch.arange(n + 1, dtype=torch.int32, device=device)
+    total = torch.cat([size, size.new_full((1,), 1 << 62)])
+    ids = label.clone()
+    split = []
+    for part in (_hash(ids[:n], 0) % parts).sort(stable=True).indices.chunk(parts):
+        around = near[:, part]
+        around = torch.where(around == ids[part], n, around)
+        split.append((part, around, None if weight is None else weight[:, part], size[part]))
+    for step in range(rounds):
+        # Of as many votes, those for the label of the greatest number win, which is another one in each round.
+        tie = _hash(ids, step)
+        moved = sum(_move(*each, bound, label, total, tie) for each in split)
         if moved * SETTLED < n:
             break
-    return label
+    return label[:n]
+
+
+def _pick(values: Tensor, index: Tensor) -> Tensor:
+    """``values[index]`` for int32 indices, which that would copy as int64."""
+    return values.index_select(0, index.flatten()).view(index.shape)
 
 
 def _move(
-    part: Tensor, near: Tensor, weight: Tensor | None, size: Tensor, bound: int, label: Tensor, total: Tensor, step: int
+    part: Tensor,
+    near: Tensor,
+    weight: Tensor | None,
+    size: Tensor,
+    bound: int,
+    label: Tensor,
+    total: Tensor,
+    tie: Tensor,
 ) -> int:
     """Nodes of a part take the label that most of their neighbours have, where there is room; returns how many did.
 
-    Changes `label`, and `total`, what the nodes of each label count.
+    Changes `label`, and `total`, what the nodes of each label count. Others are for the nodes of the part.
     """
-    around, own = near[:, part], label[part]
-    around = torch.where(around == part, -1, label[around])
-    some = None if weight is None else weight[:, part]
-    score = _votes(around, around, some)
-    stay = _votes(around, own.unsqueeze(0), some)[0]
-    free = (around != own) & (around >= 0) & (total[around] + size[part] <= bound)
-    # Most votes; of as many, the label of the greatest hash, which is another one in each round.
-    best = torch.where(free, (score.long() << _BITS) | _hash(around & _MASK, step), -1).max(0)
+    around, own = _pick(label, near), label[part]
+    score = _votes(around, around, weight)
+    stay = _votes(around, own.unsqueeze(0), weight)[0]
+    free = (around != own) & (_pick(total, around) <= bound - size)
+    best = torch.where(free, (score.long() << _BITS) | _pick(tie, around), -1).max(0)
     wants = ((best.values >> _BITS) > stay).nonzero()[:, 0]
     movers, target = part[wants], around[best.indices[wants], wants].long()
     # Into each label as many as there is room for, in an order that is any but always the same.
-    by = ((target << _BITS) | _hash(movers.int(), step)).argsort()
-    movers, target = movers[by], target[by]
-    before = size[movers].cumsum(0) - size[movers]
+    by = ((target << _BITS) | tie[movers]).argsort()
+    movers, target, weighs = movers[by], target[by], size[wants[by]]
+    before = weighs.cumsum(0) - weighs
     before -= before[torch.searchsorted(target, target)]
-    fit = total[target] + before + size[movers] <= bound
-    movers, target = movers[fit], target[fit]
-    total.index_add_(0, label[movers].long(), -size[movers])
-    total.index_add_(0, target, size[movers])
+    fit = (total[target] + before + weighs <= bound).nonzero()[:, 0]
+    movers, target, weighs = movers[fit], target[fit], weighs[fit]
+    total.index_add_(0, label[movers], weighs, alpha=-1)
+    total.index_add_(0, target, weighs)
     label[movers] = target.int()
-    return len(movers)
+    return len(fit)
 
 
 def _votes(around: Tensor, labels: Tensor, weight: Tensor | None) -> Tensor:
@@ -170,10 +190,13 @@ def community_levels(csr: Csr) -> list[Tensor]:
     """
     near, weight = _some_neighbours(csr), None
     size = torch.ones(csr.num_rows, dtype=torch.int64, device=near.device)
-    bound, found = FIRST_SIZE, []
+    bound = FIRST_SIZE
+    found: list[Tensor] = []
     while True:
-        label, count = _renumber(_settle(near, weight, size, bound))
+        label, count = _renumber(_settle(near, weight, size, bound, *(FURTHER if found else FIRST)))
         found.append(label)
+        if count <= FEW:
+            return found
         if bound >= csr.num_rows and len(label) - count <= len(label) // 10:  # what is left has no links to speak of
             return found
         near, weight = _contract(near, weight, label, count)

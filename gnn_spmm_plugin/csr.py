@@ -59,6 +59,10 @@ class KeptWeight:
             self._keep(given, kept)
         return kept
 
+    def release(self) -> None:
+        """Lets go of what is kept, but for what a CUDA graph reads."""
+        self._entry = None
+
     def _find(self, given: tuple[Tensor, ...]) -> tuple[bool, Tensor | None]:
         """Whether it is what was given last, as it was then, and what was made of it, if anything."""
         if self._entry is None or len(self._entry[0]) != len(given):
@@ -162,6 +166,11 @@ class Csr:
     def pin(self, *tensors: Tensor | None) -> None:
         """Keeps what a captured CUDA graph reads for as long as this lives."""
         self._weights.pinned.extend(t for t in tensors if t is not None)
+
+    def release(self) -> None:
+        """Frees weights and scales in row order: from now on they are wanted in another."""
+        self._weights.release()
+        self._scales.release()
 
     def in_caller_order(self, per_edge: Tensor) -> Tensor:
         """The inverse of `in_row_order`, for any per-edge tensor."""

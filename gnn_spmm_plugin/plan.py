@@ -309,6 +309,8 @@ def _schedule_at_last(csr: Csr, current: Plan) -> Plan:
             made = _warm(csr, current.kernel, name)
             plan = replace(made, reasons=made.reasons + reasons)
             csr.pin(current.items, current.stage.get("stage"))  # a CUDA graph or another stream may be reading them
+            if plan.moved is not None:
+                csr.release()
         except torch.OutOfMemoryError:
             log.warning("out of memory while scheduling a graph of %d edges: rows as they are", csr.col.shape[0])
     csr.plan = plan
@@ -334,7 +336,7 @@ def _build(
             csr.col.shape[0],
         )
         plan = _cold(csr, for_device(csr.col.device), "out of memory while building the warm plan")
-        return replace(plan, mode="warm")  # do not try again
+        return replace(plan, mode="warm", settled=True)  # do not try again
 
 
 def build_candidate(csr: Csr, kernel: Kernel, candidate: Candidate, width: int, dtype: torch.dtype) -> Plan:

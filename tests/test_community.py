@@ -189,7 +189,7 @@ def test_a_bound_is_met_in_one_round(device: str) -> None:
     n = 1001
     near = torch.zeros(1, n, dtype=torch.int32, device=device)
     size = torch.ones(n, dtype=torch.int64, device=device)
-    label = community._settle(near, None, size, 100)
+    label = community._settle(near, None, size, 100, 1, 1)
     counts = torch.bincount(label.long(), minlength=n)
     assert int(counts[0]) == 100 and int(counts.max()) == 100
 
