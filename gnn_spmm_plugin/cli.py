@@ -23,7 +23,8 @@ from .bench.command import bench
 from .data.edges import SUFFIXES, EdgeFileError, read_edges
 from .graph import Graph
 from .kernels import DTYPES, REDUCES
-from .plan import MODES, POLICIES
+from .plan import MODES
+from .policy import POLICIES
 from .schedule import SCHEDULES
 from .tune_command import add_arguments as add_tune_arguments
 from .tune_command import tune_command

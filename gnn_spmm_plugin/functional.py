@@ -26,7 +26,8 @@ from .derivatives import (
 )
 from .graph import Graph, check_weight
 from .kernels import DTYPES, REDUCES
-from .plan import POLICIES, Plan, default_plan
+from .plan import Plan, default_plan
+from .policy import POLICIES
 
 TIES = ("first", "split")
 LINEAR = ("sum", "mean")

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ._config import counters, verify_always
 from ._native import accumulation_dtype
-from .csr import Core, Csr, _index_dtype, _refuse_capture, _rowptr, capturing, state, unchanged
+from .csr import Core, Csr, _index_dtype, _refuse_capture, capturing, state, unchanged
 from .functional_aggregate import aggregate
 from .graph import Graph, check_weight
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,13 +19,13 @@ from torch import Tensor
 
 from ._config import counters, env, log
 from .csr import Core, Csr, _refuse_capture, capturing
-from .decider import FOLDER, RULES, Candidate, Decision, DeviceFacts, choose, shipped
-from .features import GraphFeatures, MatrixFeatures
+from .decider import RULES, Candidate
+from .features import GraphFeatures
 from .graph import Graph
 from .kernels import DTYPES, KERNELS, REDUCES, Kernel, check_reduce, for_device
 from .pcsr import Config, Pcsr, prepare
+from .policy import BY_RULES, POLICIES, by_policy, decided
 from .reuse import cached_rows, can_pay
-from .router import ra_route
 from .schedule import (
     SMALL_EDGES,
     Layout,
@@ -40,7 +40,6 @@ from .schedule import (
 )
 
 MODES = ("auto", "cold", "warm", "tune")
-POLICIES = ("auto", "ra", "paramspmm", "dualgcn", "csr")
 
 #: Uses of a graph after which its plan is upgraded. A mini-batch is used two or three times in each direction and then
 #: gone; looking at its degrees would cost more than it brings.
@@ -283,7 +282,7 @@ def default_plan(core: Core, csr: Csr) -> Plan:
             current = _cold(csr, kernel, f"use {csr.uses + 1}; warm from use {WARM_AFTER} on")
             csr.plan = current
     else:
-        made = _decided(csr, 64, torch.float32, (kernel.name,), implicit=True)
+        made = decided(csr, 64, torch.float32, (kernel.name,), implicit=True)
         current = _build(csr, kernel, schedule=made.candidate.schedule, candidate=made.candidate)
         current = replace(current, reasons=current.reasons + made.reasons) if made.reasons else current
         if mode == "auto" and not pinned and _may_choose_order(csr, kernel) and can_pay(csr, cached_rows(core.device)):
@@ -346,77 +345,9 @@ def build_candidate(csr: Csr, kernel: Kernel, candidate: Candidate, width: int, 
     return _warm(csr, kernel, candidate.schedule, candidate.layout)
 
 
-_BY_RULES = Decision(RULES, ())
-
-
-def _decided(csr: Csr, width: int, dtype: torch.dtype, kernels: Sequence[str], *, implicit: bool = False) -> Decision:
-    """What the decider of this GPU chooses among these kernels; the rules, where there is none.
-
-    `implicit`: for a plan that serves any width.
-    """
-    if csr.col.device.type != "cuda" or csr.col.dtype != torch.int32 or csr.col.shape[0] == 0:
-        return _BY_RULES
-    device = DeviceFacts.of(csr.col.device)
-    decider, said = shipped(FOLDER, device.name)
-    if decider is None:
-        return _BY_RULES if implicit else Decision(RULES, (f"decider   {said}: by the rules",))
-    if implicit and not decider.implicit:
-        return _BY_RULES
-    with torch.no_grad():
-        return choose(decider, MatrixFeatures.of(csr), width, dtype, device, kernels)
-
-
 def _check_mode(kernel: Kernel, mode: str) -> None:
     if mode == "cold" and kernel.name == "pcsr":
         raise ValueError("kernel 'pcsr' reads a format that has to be built: use mode='auto' or 'warm', not 'cold'")
-
-
-#: What runs of the families of RA-SpMM: a mode, a schedule, and what to say. They have other kernels, and tiles.
-_RA_HERE = {
-    "CSR_DIRECT": ("cold", None, "rows straight from the CSR arrays"),
-    "ZERO_OVERHEAD_CSR": ("warm", "degree", "rows by falling length, long ones in pieces"),
-    "SEGMENT_HYBRID": ("warm", None, "no tile kernel; long rows in pieces, merged in order"),
-    "TC_DIRECT": ("warm", None, "no tile kernel; rows as a warm plan lists them"),
-    "COMMUNITY_TC": ("warm", None, "no tile kernel; rows as a warm plan lists them"),
-    "CUSPARSE": ("cold", None, "rows straight from the CSR arrays, which have the same bits in every run"),
-}
-
-
-@dataclass(frozen=True)
-class _Choice:
-    """What a policy insists on: a kernel ("" for the default one), a mode and a schedule, and what there is to say."""
-
-    kernel: str = ""
-    mode: str = "warm"
-    schedule: str | None = None
-    reasons: tuple[str, ...] = ()
-
-
-def _by_policy(policy: str, csr: Csr, width: int, reduce: str, mode: str) -> _Choice:
-    device = csr.col.device.type
-    if policy == "ra":
-        f = GraphFeatures.of(csr)
-        found = ra_route(f.num_rows, f.mean_degree, f.degree_cv, width)
-        here_mode, schedule, what = _RA_HERE[found.family]
-        numbers = f"{f.num_rows:,} rows, mean degree {f.mean_degree:.2f}, degree_cv {f.degree_cv:.2f}, width {width}"
-        reasons = (
-            f"ra        {numbers}",
-            f"ra        {found.reason} -> {found.family} in {found.precision}",
-            f"ra        here: {what}, in the dtype of the features",
-        )
-        return _Choice("", here_mode, schedule, reasons)
-    if policy == "dualgcn":
-        if csr.num_rows != csr.num_cols:
-            return _Choice(reasons=("dualgcn   walks need sources that are destinations: rows as they are",))
-        return _Choice(
-            schedule="dual_metric", reasons=("dualgcn   rows by falling density and degree, see dual_metric",)
-        )
-    if policy != "paramspmm":
-        return _Choice()
-    if mode != "cold" and any(k.name == "pcsr" and k.device == device and reduce in k.reduces for k in KERNELS):
-        return _Choice("pcsr")
-    why = f"paramspmm has no kernel for {reduce} on {device}, mode {mode}: the default one instead"
-    return _Choice(reasons=(why,))
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
@@ -475,7 +406,7 @@ def plan(
         raise ValueError(f"dtype must be one of {', '.join(map(str, DTYPES))}; got {dtype}")
     _refuse_capture("gnn_spmm_plugin would have to build a plan")
     csr = graph._csr
-    decision = _BY_RULES
+    decision = BY_RULES
     if mode == "tune":
         if policy != "auto" or kernel or schedule is not None:
             raise ValueError("mode='tune' chooses by measurement: leave policy, kernel and schedule open")
@@ -483,7 +414,7 @@ def plan(
         from .tune import tuned
 
         decision, mode = measured(tuned(graph, width, dtype, reduce)), "warm"
-    choice = _by_policy(policy, csr, width, reduce, mode)
+    choice = by_policy(policy, csr, width, reduce, mode)
     asked = kernel or env("GSP_KERNEL") or choice.kernel
     chosen = for_device(graph.device, asked)
     check_reduce(chosen, reduce)
@@ -493,12 +424,12 @@ def plan(
     reasons = choice.reasons
     if schedule is None and mode == "warm":
         schedule = choice.schedule
-        if decision is _BY_RULES and policy == "auto" and _may_choose_order(csr, chosen):
+        if decision is BY_RULES and policy == "auto" and _may_choose_order(csr, chosen):
             schedule, why = schedule_that_pays(csr, cached_rows(graph.device))
             reasons += why
-        if decision is _BY_RULES and schedule is None and policy in ("auto", "paramspmm"):
+        if decision is BY_RULES and schedule is None and policy in ("auto", "paramspmm"):
             names = [k.name for k in KERNELS if reduce in k.reduces and asked in ("", k.name)]
-            decision = _decided(csr, width, dtype, names)
+            decision = decided(csr, width, dtype, names)
         if decision.candidate != RULES:
             chosen = for_device(graph.device, decision.candidate.kernel)
             schedule = decision.candidate.schedule

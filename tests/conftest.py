@@ -73,7 +73,7 @@ def device(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(autouse=True)
 def by_the_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans are made by the rules, whatever decider ships for the GPU at hand; test_decider.py has its own."""
-    monkeypatch.setattr(importlib.import_module("gnn_spmm_plugin.plan"), "FOLDER", _NO_DECIDERS)
+    monkeypatch.setattr(importlib.import_module("gnn_spmm_plugin.policy"), "FOLDER", _NO_DECIDERS)
 
 
 @pytest.fixture

@@ -38,6 +38,7 @@ from gnn_spmm_plugin.pcsr import Config, panel_features, vectors
 from gnn_spmm_plugin.schedule import BLOCKS, UNSPLIT, Layout, layout_by_rule
 
 PLAN = importlib.import_module("gnn_spmm_plugin.plan")
+POLICY = importlib.import_module("gnn_spmm_plugin.policy")
 DUAL = next(k for k in KERNELS if k.name == "csr_dual")
 
 
@@ -355,8 +356,8 @@ def test_choice_among_kernels() -> None:
 
 def test_in_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which decider a graph on a GPU gets, without one: a stand-in, whose features are known."""
-    monkeypatch.setattr(PLAN, "FOLDER", tmp_path)
-    monkeypatch.setattr(PLAN.DeviceFacts, "of", staticmethod(lambda device: GPU))
+    monkeypatch.setattr(POLICY, "FOLDER", tmp_path)
+    monkeypatch.setattr(POLICY.DeviceFacts, "of", staticmethod(lambda device: GPU))
     f = features(1)
 
     def decided(
@@ -364,15 +365,15 @@ def test_in_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ) -> object:
         col = SimpleNamespace(device=SimpleNamespace(type=kind), dtype=torch.int32, shape=(f.num_edges,))
         shipped.cache_clear()
-        return PLAN._decided(
+        return POLICY.decided(
             SimpleNamespace(col=col, plans={"matrix features": f}), width, torch.float32, kernels, **more
         )
 
     assert decided(100).reasons == ("decider   none for Test GPU: by the rules",)  # type: ignore[attr-defined]
-    assert decided(100, implicit=True) == PLAN._BY_RULES
+    assert decided(100, implicit=True) == POLICY.BY_RULES
     stump().save(tmp_path / "decider_test.npz")
     assert str(decided(100).candidate) == "csr" and str(decided(101).candidate) == "W4.F1.V2.S0"  # type: ignore[attr-defined]
-    assert decided(100, implicit=True) == PLAN._BY_RULES == decided(100, kind="cpu")
+    assert decided(100, implicit=True) == POLICY.BY_RULES == decided(100, kind="cpu")
     stump(implicit=True).save(tmp_path / "decider_test.npz")
     assert str(decided(100, ("csr_dual",), implicit=True).candidate) == "csr"  # type: ignore[attr-defined]
 
@@ -380,7 +381,7 @@ def test_in_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.gpu
 def test_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans asked for by width take what the decider says, explain it, and compute the same."""
-    monkeypatch.setattr(PLAN, "FOLDER", tmp_path)
+    monkeypatch.setattr(POLICY, "FOLDER", tmp_path)
     monkeypatch.delenv("GSP_KERNEL", raising=False)
     name = torch.cuda.get_device_name()
     c = named("arxivlike", "cuda", scale=1 / 8)

@@ -22,6 +22,7 @@ LAYERS = (
     ("community",),
     ("schedule", "pcsr"),
     ("decider",),
+    ("policy",),
     ("plan",),
     ("derivatives",),
     ("functional",),

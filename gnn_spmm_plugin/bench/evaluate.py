@@ -14,8 +14,9 @@ from .._table import progress
 from ..decider import Candidate
 from ..functional import spmm
 from ..graph import Graph
-from ..plan import POLICIES, Plan
+from ..plan import Plan
 from ..plan import plan as make_plan
+from ..policy import POLICIES
 from .candidates import Call, GpuStopwatch, Problem, Stopwatch
 from .collect import Collection, suite
 from .forest import DTYPES

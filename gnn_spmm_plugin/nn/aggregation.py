@@ -12,7 +12,7 @@ from ..csr import Core, Csr
 from ..functional import TIES, spmm
 from ..graph import Graph
 from ..kernels import REDUCES
-from ..plan import POLICIES
+from ..policy import POLICIES
 from .host import FUSED, Aggregation
 
 

@@ -16,7 +16,7 @@ from ..functional_aggregate import aggregate
 from ..functional_edge_index import spmm_edge_index
 from ..graph import Graph, shape_advice
 from ..normalize import Normalized, outside_transforms
-from ..plan import POLICIES
+from ..policy import POLICIES
 from .aggregation import fused_reduction
 from .host import HAS_PYG, Linear, MessagePassing
 

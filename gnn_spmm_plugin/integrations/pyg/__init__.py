@@ -14,7 +14,8 @@ from types import TracebackType
 from typing import Any
 
 from ..._config import disabled, log
-from ...plan import POLICIES, _check_choice
+from ...plan import _check_choice
+from ...policy import POLICIES
 
 
 def _require() -> Any:
