@@ -158,10 +158,12 @@ class Csr:
         """
         if dst_scale is None:
             return self._scales.recurring(lambda: src_scale.index_select(0, self.col), src_scale)
-        ends = dst_scale.unsqueeze(1), src_scale.unsqueeze(1)
-        return self._scales.recurring(
-            lambda: _native.sddmm(self.rowptr, self.col, None, *ends, 0), src_scale, dst_scale
-        )
+
+        def make() -> Tensor:
+            of_rows = torch.repeat_interleave(dst_scale, self.degree(), output_size=self.col.shape[0])
+            return of_rows.mul_(src_scale.index_select(0, self.col))
+
+        return self._scales.recurring(make, src_scale, dst_scale)
 
     def pin(self, *tensors: Tensor | None) -> None:
         """Keeps what a captured CUDA graph reads for as long as this lives."""

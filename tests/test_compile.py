@@ -353,4 +353,5 @@ def test_export(device: str, reduce: str) -> None:
     assert any("gnn_spmm_plugin" in str(node.target) for node in program.graph.nodes)
     for columns in (6, 11):
         x = values((37, columns), torch.float32, 3, device=device)
-        assert torch.allclose(program.module()(x, weight), gsp.spmm(NAMED["shuffled"].graph(device), x, weight, reduce))
+        eager = gsp.spmm(NAMED["shuffled"].graph(device), x, weight, reduce)
+        assert torch.allclose(program.module()(x, weight), eager, atol=1e-5)

@@ -400,9 +400,9 @@ def test_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert gsp.plan(g, 128, kernel="csr_dual").kernel.name == "csr_dual"
     assert gsp.plan(g, 128, policy="csr").items is not None and gsp.plan(g, 128, schedule="degree").items is not None
     assert gsp.plan(g, 100, policy="paramspmm").pcsr.config.V == 2
-    wanted = gsp.spmm(g, x, plan=rules) if rules.owner() is g._csr else gsp.spmm(g, x, policy="csr")
-    for plan in (unsplit, panels):
-        assert torch.allclose(gsp.spmm(g, x, plan=plan), wanted, rtol=1e-4, atol=1e-4)
+    for width, plan in ((100, unsplit), (128, panels)):
+        wanted = gsp.spmm(g, x[:, :width], policy="csr")
+        assert torch.allclose(gsp.spmm(g, x[:, :width], plan=plan), wanted, rtol=1e-4, atol=1e-4)
     for _ in range(PLAN.WARM_AFTER + 1):
         gsp.spmm(g, x)
     assert g._csr.plan.items is None and "decider" in g._csr.plan.explain()

@@ -663,7 +663,7 @@ def test_out_of_memory(place: str, monkeypatch: pytest.MonkeyPatch, caplog: pyte
         plan = gsp.plan(g, 5, kernel="pcsr")
     assert plan.kernel.name != "pcsr" and "out of memory" in plan.explain() and caplog.records
     x = values((37, 5), torch.float32, 1, device=place)
-    assert torch.equal(gsp.spmm(g, x, plan=plan), gsp.spmm(g, x))
+    assert torch.allclose(gsp.spmm(g, x, plan=plan), gsp.spmm(g, x), atol=1e-5)
 
 
 # ---------------------------------------------------------------------- compile, capture, metadata

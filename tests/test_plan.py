@@ -63,7 +63,9 @@ def test_life(device: str) -> None:
     assert warm.mode == "warm" and warm.features.max_degree >= 4500
     for _ in range(5):
         results.append(use(g))
-    assert csr.plan is warm and all(torch.equal(results[0], r) for r in results)
+    assert csr.plan is warm and all(torch.allclose(results[0], r, rtol=1e-4, atol=1e-4) for r in results)
+    for part in (results[: WARM_AFTER - 1], results[WARM_AFTER - 1 :]):  # the upgrade may change last digits
+        assert all(torch.equal(part[0], r) for r in part)
     assert g._core.transpose is None  # inference needs none
     use(g.T)
     assert g._csr_t.plan.mode == "warm" and g._csr_t.plan.owner() is g._csr_t
@@ -524,7 +526,7 @@ def test_warm_plans_of_any_width(device: str, dtype: torch.dtype, reduce: str) -
 
 @pytest.mark.parametrize("reduce", REDUCES)
 def test_short_rows_need_no_items(device: str, reduce: str) -> None:
-    """A grid, whose rows have five edges at most; one with a row of nine is listed again."""
+    """A grid, whose rows have five edges at most; one with a row of three hundred is listed again."""
     side = 200
     node = torch.arange(side * side).view(side, side)
     pairs = [(node[:, 1:], node[:, :-1]), (node[1:], node[:-1])]
@@ -532,7 +534,7 @@ def test_short_rows_need_no_items(device: str, reduce: str) -> None:
     edge_index = torch.cat([half, half.flip(0)], 1).to(device)
     g = gsp.Graph.from_edge_index(edge_index, side * side)
     assert g.num_edges >= 100_000
-    hub = torch.stack([torch.arange(9), torch.full((9,), side)]).to(device)
+    hub = torch.stack([torch.arange(300), torch.full((300,), side)]).to(device)
     listed = gsp.plan(gsp.Graph.from_edge_index(torch.cat([edge_index, hub], 1), side * side), 8)
     assert (listed.items is not None) == (device == "cuda")
     for width in (1, 6, 8, 64, 100):

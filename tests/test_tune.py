@@ -20,6 +20,7 @@ from gnn_spmm_plugin import cli, tune
 from gnn_spmm_plugin.bench import candidates, collect, evaluate, regimes
 from gnn_spmm_plugin.bench.collect import Collection
 from gnn_spmm_plugin.bench.graphs import named
+from gnn_spmm_plugin.bench.timer import own_stream
 from gnn_spmm_plugin.decider import CANDIDATES, RULES, Candidate
 from gnn_spmm_plugin.kernels import KERNELS_VERSION
 from gnn_spmm_plugin.plan import Plan
@@ -300,7 +301,7 @@ def test_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     c = named("arxivlike", "cuda", scale=1 / 4)
     g = gsp.Graph.from_csr(c.rowptr, c.col)
     x, weight = torch.rand(g.num_src, 64, device="cuda"), torch.rand(g.num_edges, device="cuda")
-    with torch.no_grad(), candidates.own_stream("cuda"):
+    with torch.no_grad(), own_stream("cuda"):
         rows = candidates.measure(candidates.Problem(g), x, weight, candidates.GpuStopwatch())
     assert {m.candidate for m in rows} >= set(CANDIDATES)
     assert all(m.ms is not None or m.note == candidates.SKIPPED for m in rows), rows

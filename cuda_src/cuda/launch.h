@@ -46,7 +46,7 @@ struct RowSweep : SumEnd {
   int64_t rows = 0, edges = 0, cols = 0;
   int heads = 0;  // 0: one weight for all columns
   int64_t long_row = 0, chunk = 0;
-  int64_t longest = 0;  // edges of the longest row, where it is known
+  int64_t longest = 0;     // edges of the longest row, where it is known
   Geometry geometry = {};  // of item_sweep; lanes 0: chosen by what the work looks like
   int64_t l2_bytes = 0;
   const void* items = nullptr;  // null: row_sweep; where bundle > 1, pieces of split rows first
