@@ -1,4 +1,6 @@
-"""Reads what `nvcc -Xptxas=-v` printed and fails on any kernel that spills registers or uses local memory.
+"""Reads what `nvcc -Xptxas=-v` printed and fails on any kernel of ours that spills registers or uses local memory.
+
+Kernels of CUB, which comes with the toolkit, are named only: its scan keeps 16 bytes in local memory on sm_90.
 
 Usage: check_ptxas.py BUILD_LOG. Prints, for each architecture, the kernels with the most registers.
 """
@@ -19,6 +21,7 @@ MEMORY = re.compile(
     r"(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads"
 )
 REGISTERS = re.compile(r"Used (?P<count>\d+) registers")
+LIBRARY = "_ZN3cub"  # the namespace that a mangled name begins with
 
 
 @dataclass
@@ -72,7 +75,7 @@ def _print_spilling(kernels: list[Kernel]) -> None:
 
 
 def main() -> int:
-    """Prints the summary; returns 1 if a kernel uses local memory or the log names no kernel."""
+    """Prints the summary; returns 1 if a kernel of ours uses local memory or the log names no kernel."""
     kernels = parse(Path(sys.argv[1]).read_text(encoding="utf-8", errors="replace"))
     if not kernels:
         print(f"{sys.argv[1]} has no report of ptxas: was it built with -Xptxas=-v?")
@@ -84,7 +87,7 @@ def main() -> int:
     spilling = [kernel for kernel in kernels if kernel.local_bytes]
     if spilling:
         _print_spilling(spilling)
-    return 1 if spilling else 0
+    return int(any(not kernel.name.startswith(LIBRARY) for kernel in spilling))
 
 
 if __name__ == "__main__":

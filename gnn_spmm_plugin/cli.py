@@ -298,7 +298,10 @@ def _explain(args: argparse.Namespace) -> None:
 def _report(args: argparse.Namespace) -> None:
     device = _device(args.device)
     graph = _graph(args.graph, device)
-    plans = [gsp.plan(graph, width, _DTYPES[args.dtype], args.reduce, policy=args.policy) for width in args.width]
+    try:
+        plans = [gsp.plan(graph, width, _DTYPES[args.dtype], args.reduce, policy=args.policy) for width in args.width]
+    except ValueError as e:
+        raise UsageError(str(e)) from e
     features = plans[0].features
     facts = {} if features is None else dataclasses.asdict(features)
     if args.json != "-":

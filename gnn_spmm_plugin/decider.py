@@ -116,7 +116,7 @@ CANDIDATES: tuple[Candidate, ...] = (
             "c256.w1024.l256 c256.w0.l256 c64.w1024.l64.b2 c64.w1024.l64.b4 degree/c64.w1024.l64 degree/c256.w1024.l64"
         ).split()
     ),
-    *(Candidate(schedule=name) for name in ("degree", "community") if name in SCHEDULES),
+    Candidate(schedule="degree"),  # whether communities pay is judged in `gnn_spmm_plugin.reuse`
     *(Candidate(Config(w, f, v, s)) for w, f, v, s in itertools.product((4, 8), (1, 2), (1, 2), (False, True))),
 )
 
@@ -124,8 +124,6 @@ CANDIDATES: tuple[Candidate, ...] = (
 def as_measured(candidate: Candidate, f: MatrixFeatures) -> Candidate | None:
     """The first candidate that does the same to a graph of these features; None: not worth a measurement there."""
     layout, config = candidate.layout, candidate.config
-    if candidate.schedule == "community" and (f.num_cols < 100_000 or f.locality >= 0.3):
-        return None  # takes as long as hundreds of products to find, and can bring nothing
     if config is not None:
         splits = (f.split_single if config.V == 1 else f.split_double) > 1
         return candidate if splits else Candidate(config._replace(S=False))
@@ -345,8 +343,8 @@ class Decision:
 
 def allowed(candidate: Candidate, f: MatrixFeatures, kernels: Sequence[str]) -> bool:
     """Whether a candidate can run on a graph, and is of one of these kernels."""
-    if candidate.kernel not in kernels or f.num_edges == 0 or candidate.schedule == "community":
-        return False  # whether communities pay is judged in `gnn_spmm_plugin.reuse`
+    if candidate.kernel not in kernels or f.num_edges == 0:
+        return False
     config = candidate.config
     return config is None or max(f.num_cols << config.V, 2 * f.num_rows) <= 2**31
 

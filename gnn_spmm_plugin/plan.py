@@ -26,8 +26,8 @@ from .kernels import DTYPES, KERNELS, REDUCES, Kernel, check_reduce, for_device
 from .pcsr import Config, Pcsr, prepare
 from .policy import BY_RULES, POLICIES, by_policy, decided
 from .reuse import cached_rows, can_pay
+from .router import SMALL_EDGES
 from .schedule import (
-    SMALL_EDGES,
     Layout,
     Stage,
     layout_by_rule,
@@ -199,6 +199,10 @@ def _warm(csr: Csr, kernel: Kernel, schedule: str | Tensor | None = None, rows: 
         listed = kernel.device == "cuda" and csr.col.dtype == torch.int32
         name, order = order_of(csr, schedule, read=listed)
         if not listed:
+            if name != "natural":
+                reasons.append(
+                    f"schedule  {name} is not followed: on a CPU, or with int64 indices, rows stay as they are"
+                )
             name = "natural"
         else:
             order = order if csr.num_rows else None
@@ -209,11 +213,12 @@ def _warm(csr: Csr, kernel: Kernel, schedule: str | Tensor | None = None, rows: 
                 moved = _move(csr, order) if features.mean_degree < MOVE_DEGREE else None
                 if moved is not None:
                     reasons.append("edges     a copy of them in the order of the schedule")
+            elif how:
+                reasons.append(f"rows      {how}")
             if layout.chunk == 0:
                 config[8] = layout.bundle
                 if not layout.long:
                     config[:2] = 0, max(features.max_degree, 1)
-                reasons += [f"rows      {how}"] if how else []
             else:
                 items, num_split, num_slots = list_items(csr, layout, order, moved is not None)
                 config[1:5] = [layout.chunk, len(items) - num_split, num_split, num_slots]
@@ -375,11 +380,12 @@ def plan(
         mode: ``"cold"`` (no preparation), ``"warm"``, or ``"auto"``, which here means warm: whoever asks for a plan
             will use it more than once. ``"tune"``: warm, as measured to be fastest on this GPU for this very product,
             within 10 seconds or as remembered from before (`gnn_spmm_plugin.tune`); the choice is left to it, and may
-            differ from one measurement to the next.
+            differ from one measurement to the next. Communities that pay come first, as under ``"auto"``.
         policy: ``"auto"``; ``"ra"`` for the rules of RA-SpMM (`gnn_spmm_plugin.route`): of its kernels the nearest that
-            there is, and `Plan.explain` says which; ``"paramspmm"`` for PCSR under the configuration that its rules
-            choose (the default kernel where PCSR has none: maxima and minima, the CPU); ``"dualgcn"`` for rows by the
-            dual metric (`gnn_spmm_plugin.partition`) where the graph is square; or ``"csr"`` for the plain row kernels.
+            there is, and `Plan.explain` says which; ``"paramspmm"`` for PCSR under the configuration that the decider
+            chooses, or its rules where there is none (the default kernel where PCSR has none: maxima and minima, the
+            CPU); ``"dualgcn"`` for rows by the dual metric (`gnn_spmm_plugin.partition`) where the graph is square; or
+            ``"csr"`` for the plain row kernels.
         kernel: name of a kernel (see `kernels`), instead of a choice. `GSP_KERNEL` does the same.
         schedule: order in which rows are processed: ``"natural"``, ``"degree"`` (longest first), ``"dual_metric"`` (see
             `gnn_spmm_plugin.partition`), ``"rcm"`` (reverse Cuthill-McKee, needs scipy), ``"community"`` (see
@@ -424,10 +430,12 @@ def plan(
     reasons = choice.reasons
     if schedule is None and mode == "warm":
         schedule = choice.schedule
-        if decision is BY_RULES and policy == "auto" and _may_choose_order(csr, chosen):
+        if policy == "auto" and _may_choose_order(csr, chosen):
             schedule, why = schedule_that_pays(csr, cached_rows(graph.device))
             reasons += why
-        if decision is BY_RULES and schedule is None and policy in ("auto", "paramspmm"):
+        if schedule is not None:
+            decision = BY_RULES  # no forest, and no measurement, has seen this order
+        elif decision is BY_RULES and policy in ("auto", "paramspmm"):
             names = [k.name for k in KERNELS if reduce in k.reduces and asked in ("", k.name)]
             decision = decided(csr, width, dtype, names)
         if decision.candidate != RULES:

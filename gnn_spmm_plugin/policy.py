@@ -21,7 +21,7 @@ _RA_HERE = {
     "ZERO_OVERHEAD_CSR": ("warm", "degree", "rows by falling length, long ones in pieces"),
     "SEGMENT_HYBRID": ("warm", None, "no tile kernel; long rows in pieces, merged in order"),
     "TC_DIRECT": ("warm", None, "no tile kernel; rows as a warm plan lists them"),
-    "COMMUNITY_TC": ("warm", "community", "no tile kernel; rows by communities, where these are of one kind"),
+    "COMMUNITY_TC": ("warm", "community", "no tile kernel; rows by communities where sources are destinations"),
     "CUSPARSE": ("cold", None, "rows straight from the CSR arrays, which have the same bits in every run"),
 }
 

@@ -1,8 +1,9 @@
-"""Published rules that pick a kernel family from a few numbers about a graph, without the graph.
+"""Rules that pick a kernel family from a few numbers about a graph: our own, and those that were published.
 
-`route` applies those of RA-SpMM (github.com/tariqaf/RA-SpMM, commit a605b3b, `router/router_dispatch.cpp`), numbers
+The published ones are RA-SpMM's (github.com/tariqaf/RA-SpMM, commit a605b3b, `router/router_dispatch.cpp`), numbers
 and all: they were fitted to an RTX 3090 and to kernels of its own, so they are here to be compared with, and to show
-what a graph looks like to them. `gnn_spmm_plugin.plan` says what runs of it here.
+what a graph looks like to them. `gnn_spmm_plugin.plan` says what runs of it here. Ours say how a warm plan takes rows
+(`gnn_spmm_plugin.schedule.layout_by_rule`); they were fitted to docs/benchmarks/decider_h200.csv.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ class Rule:
         degree: mean of the row lengths.
         cv: their population standard deviation over their mean.
         rows: number of rows.
+        cols: number of columns, sources.
+        edges: number of edges.
+        longest: edges of the longest row.
         tf32: its tile kernel runs in TF32 whatever the graph.
     """
 
@@ -33,8 +37,53 @@ class Rule:
     degree: tuple[float, float] = (0, INF)
     cv: tuple[float, float] = (0, INF)
     rows: tuple[float, float] = (0, INF)
+    cols: tuple[float, float] = (0, INF)
+    edges: tuple[float, float] = (0, INF)
+    longest: tuple[float, float] = (0, INF)
     tf32: bool = False
 
+    def holds(self, seen: dict[str, float]) -> bool:
+        """Whether all that is in `seen`, by the names above, lies in its ranges."""
+        return all(low <= value < high for name, value in seen.items() for low, high in (getattr(self, name),))
+
+    def says(self) -> str:
+        """What it asks for, in words."""
+        parts = []
+        for name, what in _WORDS.items():
+            low, high = getattr(self, name)
+            if low > 0:
+                parts.append(f"{what} >= {low:g}")
+            if high < INF:
+                parts.append(f"{what} < {high:g}")
+        return " and ".join(parts) or "nothing else"
+
+
+_WORDS = {
+    "width": "width",
+    "degree": "mean degree",
+    "cv": "degree_cv",
+    "rows": "rows",
+    "cols": "columns",
+    "edges": "edges",
+    "longest": "longest row",
+}
+
+#: Where no row is longer, all take about as long: a few rounds of gathers. A list of them would only be one more read.
+SHORT_ROWS = 16
+#: A graph of fewer edges leaves most of a GPU idle.
+SMALL_EDGES = 100_000
+#: Graphs of more columns are never staged, whatever the GPU (`gnn_spmm_plugin.schedule.stage_of`).
+STAGED_COLS = 12_000
+
+#: Ours, the first that holds decides: rows straight from the CSR arrays, or from a list that has long ones in pieces.
+AUTO_RULES = (
+    Rule("short rows", "CSR_DIRECT", longest=(0, SHORT_ROWS + 1)),
+    Rule("small and dense", "CSR_ITEMS", degree=(64, INF), cols=(0, STAGED_COLS + 1)),
+    Rule("even rows", "CSR_DIRECT", cv=(0, math.nextafter(0.35, 1)), longest=(0, 257)),
+    Rule("small", "CSR_DIRECT", edges=(0, SMALL_EDGES), longest=(0, 101)),
+    Rule("tiny", "CSR_DIRECT", edges=(0, 12_000), longest=(0, 257)),  # a second launch takes longer than such a row
+    Rule("default", "CSR_ITEMS"),
+)
 
 #: The first that holds decides.
 RA_RULES = (
@@ -61,7 +110,7 @@ TILES = ("TC_DIRECT", "COMMUNITY_TC", "SEGMENT_HYBRID")
 #: Tiles are built on the host at 20 ms for a million edges, and for 20 s at most.
 MOST_TILED_EDGES = 1e9
 
-POLICIES = ("ra",)
+POLICIES = ("auto", "ra")
 
 
 @dataclass(frozen=True)
@@ -79,28 +128,17 @@ class Route:
     reason: str
 
 
-def _says(rule: Rule) -> str:
-    parts = []
-    for name, (low, high) in (
-        ("width", rule.width),
-        ("mean degree", rule.degree),
-        ("degree_cv", rule.cv),
-        ("rows", rule.rows),
-    ):
-        if low > 0:
-            parts.append(f"{name} >= {low:g}")
-        if high < INF:
-            parts.append(f"{name} < {high:g}")
-    return " and ".join(parts) or "nothing else"
+def auto_rule(cols: int, edges: int, mean_degree: float, degree_cv: float, longest: float) -> Rule:
+    """The first of `AUTO_RULES` that holds."""
+    seen = {"cols": cols, "edges": edges, "degree": mean_degree, "cv": degree_cv, "longest": longest}
+    return next(r for r in AUTO_RULES if r.holds(seen))
 
 
 def ra_route(num_rows: int, mean_degree: float, degree_cv: float, width: int) -> Route:
     """RA-SpMM's pick and its reason; arguments as of `route`, which checks them."""
     seen = {"width": width, "degree": mean_degree, "cv": degree_cv, "rows": num_rows}
-    rule = next(
-        r for r in RA_RULES if all(low <= seen[name] < high for name in seen for low, high in (getattr(r, name),))
-    )
-    reason = f"{rule.name}: {_says(rule)}"
+    rule = next(r for r in RA_RULES if r.holds(seen))
+    reason = f"{rule.name}: {rule.says()}"
     if rule.family not in TILES:
         return Route(rule.family, "fp32", reason)
     if width < 16 or num_rows * mean_degree > MOST_TILED_EDGES:
@@ -111,19 +149,22 @@ def ra_route(num_rows: int, mean_degree: float, degree_cv: float, width: int) ->
     return Route(rule.family, "tf32" if tf32 else "fp16", reason)
 
 
-def route(*, num_rows: int, mean_degree: float, degree_cv: float, width: int, policy: str = "ra") -> tuple[str, str]:
-    """The kernel family that a published set of rules picks, from descriptors alone.
+def route(*, num_rows: int, mean_degree: float, degree_cv: float, width: int, policy: str = "auto") -> tuple[str, str]:
+    """The kernel family that a set of rules picks, from descriptors alone.
 
     Args:
         num_rows: rows of the matrix, destinations.
         mean_degree: edges per row.
         degree_cv: population standard deviation of the row lengths over their mean, 0 without edges.
         width: number of feature columns.
-        policy: ``"ra"``, the seven rules of RA-SpMM.
+        policy: ``"auto"``, our own; or ``"ra"``, the seven rules of RA-SpMM.
 
     Returns:
-        (family, precision). Families are CSR_DIRECT, ZERO_OVERHEAD_CSR, TC_DIRECT, COMMUNITY_TC, SEGMENT_HYBRID and
-        CUSPARSE; precision is ``"fp32"``, or ``"tf32"`` or ``"fp16"`` of those with tiles.
+        (family, precision). Ours are CSR_DIRECT, rows straight from the CSR arrays, and CSR_ITEMS, rows from a list
+        that has long ones in pieces, in ``"fp32"``: whatever the width, and taking columns for as many as rows and the
+        longest row for four deviations above the mean, where a plan looks. RA-SpMM's are CSR_DIRECT,
+        ZERO_OVERHEAD_CSR, TC_DIRECT, COMMUNITY_TC, SEGMENT_HYBRID and CUSPARSE; precision is ``"fp32"``, or ``"tf32"``
+        or ``"fp16"`` of those with tiles.
 
     Raises:
         ValueError: a descriptor is negative or not finite, or there is no such policy.
@@ -134,5 +175,8 @@ def route(*, num_rows: int, mean_degree: float, degree_cv: float, width: int, po
     for name, value in given.items():
         if not (isinstance(value, (int, float)) and 0 <= value < INF):
             raise ValueError(f"{name} must be a number of 0 or more, got {value!r}")
+    if policy == "auto":
+        longest = mean_degree * (1 + 4 * degree_cv)
+        return auto_rule(num_rows, round(num_rows * mean_degree), mean_degree, degree_cv, longest).family, "fp32"
     found = ra_route(num_rows, mean_degree, degree_cv, width)
     return found.family, found.precision

@@ -20,15 +20,7 @@ from .csr import Csr
 from .features import GraphFeatures
 from .partition import check_square, dual_metric
 from .reuse import ROW_BYTES, can_pay, miss_share, pays, sweep_cost
-
-#: Where no row is longer, all take about as long: a few rounds of gathers. A list of them would only be one more read.
-SHORT_ROWS = 16
-
-#: So it would where row lengths differ by so little (their deviation over their mean), and none is longer than this.
-EVEN_CV, EVEN_ROWS = 0.35, 256
-
-#: Graphs of more columns are never staged, whatever the GPU.
-STAGED_COLS = 12_000
+from .router import SHORT_ROWS, SMALL_EDGES, auto_rule
 
 
 @dataclass(frozen=True)
@@ -55,31 +47,14 @@ class Layout:
 #: Rows straight from the CSR arrays, none split; and the same, but blocks of threads share long ones.
 UNSPLIT, BLOCKS = Layout(0, 0, 0), Layout(0, 0, 1)
 
-#: A graph of fewer edges leaves most of a GPU idle: whole blocks share its long rows, in one launch.
-SMALL_EDGES = 100_000
-
-#: The longest row of a small graph that is left to the lane groups of a warp; and of a tiny one, whose launches take
-#: longer than it does.
-LONE_ROWS = 100
-TINY_EDGES, TINY_ROWS = 12_000, 256
-
 
 def layout_by_rule(f: GraphFeatures) -> tuple[Layout, str]:
-    """How a warm plan takes rows in their own order, by rules alone, and why where that is not from a list.
-
-    Fitted to the candidates' times in docs/benchmarks/decider_h200.csv.
-    """
-    straight = "straight from the CSR arrays"
-    if f.max_degree <= SHORT_ROWS:
-        return replace(UNSPLIT, bundle=rows_at_once(f)), f"none of over {SHORT_ROWS} edges: {straight}"
-    small_dense = f.mean_degree >= 64 and f.num_cols <= STAGED_COLS  # see `stage_of`
-    if f.degree_cv <= EVEN_CV and f.max_degree <= EVEN_ROWS and not small_dense:
-        return UNSPLIT, f"degree_cv {f.degree_cv:.2f} of at most {EVEN_CV}, none of over {EVEN_ROWS} edges: {straight}"
-    if f.num_edges < SMALL_EDGES and f.max_degree <= LONE_ROWS:
-        return UNSPLIT, f"fewer than {SMALL_EDGES:,} edges, none of over {LONE_ROWS} a row: unsplit"
-    if f.num_edges < TINY_EDGES and f.max_degree <= TINY_ROWS:
-        return UNSPLIT, f"fewer than {TINY_EDGES:,} edges, none of over {TINY_ROWS} a row: unsplit"
-    return layout_of(f), ""
+    """How a warm plan takes rows in their own order, by rules alone, and which of `gnn_spmm_plugin.router` held."""
+    rule = auto_rule(f.num_cols, f.num_edges, f.mean_degree, f.degree_cv, f.max_degree)
+    said = f"{rule.name}: {rule.says()}"
+    if rule.family == "CSR_DIRECT":
+        return replace(UNSPLIT, bundle=rows_at_once(f)), f"{said}: straight from the CSR arrays"
+    return layout_of(f), f"{said}: from a list"
 
 
 def layout_of(f: GraphFeatures) -> Layout:
@@ -148,6 +123,8 @@ def order_of(csr: Csr, schedule: str | Tensor | None, *, read: bool = True) -> t
         if name not in SCHEDULES:
             raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}; got {name!r}")
         make = SCHEDULES[name]
+        if name in SQUARE:
+            check_square(csr, f"the schedule {name}")
         return name, make(csr) if make is not None and read and csr.num_rows > 0 else None
     return "the caller's", check_schedule(csr, schedule)
 
@@ -231,6 +208,9 @@ def _look_for_one(csr: Csr, cached: int) -> tuple[str | None, tuple[str, ...]]:
         del csr.plans["community"]
     return None, (f"community not kept. {what}",)
 
+
+#: Those that are of graphs whose sources are their destinations.
+SQUARE = ("dual_metric", "rcm", "community")
 
 #: The schedules that have a name, and what makes them; others are given as permutations.
 SCHEDULES: dict[str, Callable[[Csr], Tensor] | None] = {

@@ -20,7 +20,7 @@ import gnn_spmm_plugin as gsp
 from gnn_spmm_plugin import _native, reference
 from gnn_spmm_plugin.derivatives import _scales_rows_first
 from gnn_spmm_plugin.functional_aggregate import aggregate
-from gnn_spmm_plugin.schedule import SMALL_EDGES
+from gnn_spmm_plugin.router import SMALL_EDGES
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 NAMES = ("shuffled", "bipartite", "wide", "hub", "self_loops", "one_edge", "no_edges", "no_nodes")

@@ -1,4 +1,4 @@
-"""`route` against every pick that RA-SpMM published, each rule on both sides of each threshold, and the policy `ra`."""
+"""`route` against every pick that RA-SpMM published, each rule on both sides of each threshold; the policy `ra`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from checks import close, expect_spmm
 from strategies import NAMED, REDUCES, values
 
 import gnn_spmm_plugin as gsp
-from gnn_spmm_plugin.router import RA_RULES, TILES, ra_route
+from gnn_spmm_plugin.router import AUTO_RULES, RA_RULES, TILES, auto_rule, ra_route
 
 PICKS = Path(__file__).parent / "data" / "ra_picks.csv"
 
@@ -103,12 +103,56 @@ def test_every_line_decides_somewhere() -> None:
     assert {line for *_, line in BOTH_SIDES} == set(range(len(RA_RULES)))
 
 
+#: columns, edges, mean degree, cv, longest row; the line of our own table that decides.
+OURS = (
+    ((10**6, 3 * 10**6, 3, 0.3, 16), 0),
+    ((10**6, 10**7, 10, 0.36, 17), 5),
+    ((12_000, 10**6, 64, 0.1, 200), 1),
+    ((12_001, 10**6, 64, 0.1, 200), 2),
+    ((12_000, 10**6, 63.9, 0.1, 200), 2),
+    ((10**6, 10**7, 10, 0.35, 256), 2),
+    ((10**6, 10**7, 10, 0.3501, 256), 5),
+    ((10**6, 10**7, 10, 0.35, 257), 5),
+    ((50_000, 99_999, 2, 1.0, 100), 3),
+    ((50_000, 100_000, 2, 1.0, 100), 5),
+    ((50_000, 99_999, 2, 1.0, 101), 5),
+    ((5000, 11_999, 2.4, 1.0, 256), 4),
+    ((5000, 12_000, 2.4, 1.0, 256), 5),
+    ((5000, 11_999, 2.4, 1.0, 257), 5),
+    ((0, 0, 0, 0, 0), 0),
+)
+
+
+@pytest.mark.parametrize(("given", "line"), OURS, ids=str)
+def test_both_sides_of_our_own_thresholds(given: tuple[int, int, float, float, int], line: int) -> None:
+    assert auto_rule(*given) is AUTO_RULES[line]
+
+
+def test_every_line_of_ours_decides_somewhere_and_says_what_it_asks_for() -> None:
+    assert {line for _, line in OURS} == set(range(len(AUTO_RULES)))
+    assert AUTO_RULES[0].says() == "longest row < 17" and AUTO_RULES[-1].says() == "nothing else"
+    assert AUTO_RULES[1].says() == "mean degree >= 64 and columns < 12001"
+
+
+def test_route_by_our_own_rules() -> None:
+    """From descriptors alone the longest row is taken for four deviations above the mean."""
+    for rows, degree, cv, family in (
+        (10**6, 3.0, 1.0, "CSR_DIRECT"),  # 15
+        (10**6, 3.5, 1.0, "CSR_ITEMS"),  # 17.5
+        (10**6, 100.0, 0.35, "CSR_DIRECT"),
+        (10**6, 100.0, 0.4, "CSR_ITEMS"),
+        (10_000, 100.0, 0.1, "CSR_ITEMS"),  # small and dense
+    ):
+        for policy in ({}, {"policy": "auto"}):
+            assert gsp.route(num_rows=rows, mean_degree=degree, degree_cv=cv, width=64, **policy) == (family, "fp32")
+
+
 def test_bad_descriptors() -> None:
     good: dict[str, Any] = {"num_rows": 10, "mean_degree": 2.0, "degree_cv": 1.0, "width": 64}
     for name, value in (("num_rows", -1), ("mean_degree", math.nan), ("degree_cv", math.inf), ("width", "64")):
         with pytest.raises(ValueError, match=f"{name} must be a number of 0 or more, got"):
             gsp.route(**{**good, name: value})
-    with pytest.raises(ValueError, match="policy must be 'ra', got 'best'"):
+    with pytest.raises(ValueError, match="policy must be 'auto' or 'ra', got 'best'"):
         gsp.route(**good, policy="best")
 
 

@@ -14,7 +14,8 @@ from .._table import progress
 from ..decider import CANDIDATES, INPUTS, RULES, Candidate, Decider, allowed, as_measured, inputs, select
 from ..features import MatrixFeatures
 from ..kernels import KERNELS_VERSION
-from ..schedule import STAGED_COLS, layout_by_rule
+from ..router import STAGED_COLS
+from ..schedule import layout_by_rule
 from .collect import Collection
 
 Array: TypeAlias = "np.ndarray[Any, Any]"

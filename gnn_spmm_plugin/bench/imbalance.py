@@ -100,6 +100,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--longest", type=int, nargs="+", default=[30, 100, 300, 1000, 3000, 10_000, 30_000])
     parser.add_argument("--csv", metavar="FILE")
     options = parser.parse_args(arguments)
+    if options.blocks < 1 or options.rows < options.blocks or min(options.longest) < 2:
+        parser.error("it takes at least one block, as many rows as blocks, and longest rows of 2 edges or more")
     rows: list[dict[str, object]] = []
     for longest in progress(options.longest, len(options.longest), "graphs"):
         rows += measure(power_law(options.rows, longest), options.blocks)
