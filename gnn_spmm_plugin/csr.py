@@ -24,12 +24,12 @@ class KeptWeight:
     where writes through NumPy pass by the version counter, and on CUDA only under ``GSP_LOG=verify``.
     """
 
-    __slots__ = ("_entry", "_no_room", "pinned")
+    __slots__ = ("_entry", "_given_up", "pinned")
 
     def __init__(self) -> None:
         # of what was given last: (weak reference, its state, a copy to compare it with) of each; what was made of it
         self._entry: tuple[tuple[tuple[weakref.ref[Tensor], Any, Tensor | None], ...], Tensor | None] | None = None
-        self._no_room = False  # for a copy that can be done without
+        self._given_up = False  # there is no room for a copy, or the values are not for it: it can be done without
         self.pinned: list[Tensor] = []  # read by a captured CUDA graph: never freed before the graph
 
     def permuted(self, weight: Tensor, index: Tensor) -> Tensor:
@@ -44,18 +44,19 @@ class KeptWeight:
             self._keep(given, kept)
         return kept
 
-    def recurring(self, make: Callable[[], Tensor], *given: Tensor) -> Tensor | None:
+    def recurring(self, make: Callable[[], Tensor | None], *given: Tensor) -> Tensor | None:
         """``make()``, from the second time in a row that it is `given`; None before: it may change with every call."""
-        if torch.compiler.is_compiling() or self._no_room:
+        if torch.compiler.is_compiling() or self._given_up:
             return None
         known, kept = self._find(given)
         if kept is None and not capturing(given[0].device):
             if known:
                 try:
                     kept = make()
-                    counters["scale_gathers"] += 1
                 except torch.OutOfMemoryError:
-                    self._no_room = True
+                    pass
+                self._given_up = kept is None
+                counters["scale_gathers"] += kept is not None
             self._keep(given, kept)
         return kept
 
@@ -159,7 +160,9 @@ class Csr:
         if dst_scale is None:
             return self._scales.recurring(lambda: src_scale.index_select(0, self.col), src_scale)
 
-        def make() -> Tensor:
+        def make() -> Tensor | None:
+            if not _products_fit(src_scale, dst_scale):
+                return None
             of_rows = torch.repeat_interleave(dst_scale, self.degree(), output_size=self.col.shape[0])
             return of_rows.mul_(src_scale.index_select(0, self.col))
 
@@ -229,6 +232,16 @@ class Core:
                     self.transpose = _transpose(self.csr)
                     self.csr.coo = None
         return self.transpose
+
+
+def _products_fit(a: Tensor, b: Tensor) -> bool:
+    """Whether no product of the two vectors overflows or is rounded to 0; waits for the device."""
+    if a.numel() == 0 or b.numel() == 0:
+        return True
+    info = torch.finfo(a.dtype)
+    a, b = a.abs().double(), b.abs().double()
+    least = torch.where(a > 0, a, 1).amin() * torch.where(b > 0, b, 1).amin()
+    return bool((least >= info.tiny) & (a.amax() * b.amax() <= info.max))
 
 
 def _is_cacheable(t: Tensor) -> bool:

@@ -26,7 +26,7 @@ from ._config import log
 from .features import MatrixFeatures
 from .kernels import KERNELS_VERSION
 from .pcsr import Config
-from .schedule import BLOCKS, SCHEDULES, UNSPLIT, Layout
+from .schedule import BLOCKS, SCHEDULES, SQUARE, UNSPLIT, Layout
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
@@ -34,9 +34,11 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 FORMAT = 1
 FOLDER = Path(__file__).parent / "data"
 
-_LAYOUT = re.compile(r"c(\d+)\.w(\d+)\.l(\d+)(?:\.b(\d+))?")
-_PLAIN = re.compile(r"(csr|blocks)(?:\.b(\d+))?")
-_CONFIG = re.compile(r"W(\d+)\.F(\d+)\.V(\d+)\.S([01])")
+#: Numbers that the kernels can do with; names come from files.
+_NUMBER = r"(\d{1,6})"
+_LAYOUT = re.compile(rf"c{_NUMBER}\.w{_NUMBER}\.l{_NUMBER}(?:\.b(\d{{1,3}}))?", re.ASCII)
+_PLAIN = re.compile(r"(csr|blocks)(?:\.b(\d{1,3}))?", re.ASCII)
+_CONFIG = re.compile(r"W([1248])\.F([1-8])\.V([12])\.S([01])")
 
 
 @dataclass(frozen=True)
@@ -92,11 +94,13 @@ class Candidate:
         if name == "rules":
             rows = None
         elif found := _LAYOUT.fullmatch(name):
-            chunk, window, long, bundle = (int(v or 1) for v in found.groups())
+            chunk, window, long, bundle = (1 if v is None else int(v) for v in found.groups())
+            if chunk < 2 or bundle < 1:
+                raise ValueError(f"{text!r} is no candidate: a piece has 2 edges or more, a bundle a row or more")
             rows = Layout(chunk, window, long, bundle)
         elif found := _PLAIN.fullmatch(name):
             plain = UNSPLIT if found[1] == "csr" else BLOCKS
-            rows = Layout(plain.chunk, plain.window, plain.long, int(found[2] or 1))
+            rows = Layout(plain.chunk, plain.window, plain.long, max(1, int(found[2] or 1)))
         elif found := _CONFIG.fullmatch(name):
             rows = Config(int(found[1]), int(found[2]), int(found[3]), found[4] == "1")
         else:
@@ -299,6 +303,7 @@ class Decider:
         nodes = len(self.feature)
         fits = self.child.shape == (nodes, 2) and self.threshold.shape == self.leaf.shape == (nodes,)
         fits = fits and nodes > 0 and self.value.ndim == 2 and self.value.shape[1] == len(self.candidates)
+        fits = fits and self.feature.ndim == self.roots.ndim == 1 and 0 <= self.depth <= nodes and 0 <= self.margin < 1
         for index, end in (
             (self.roots, nodes),
             (self.child, nodes),
@@ -314,7 +319,7 @@ class Decider:
 def shipped(folder: Path, gpu: str) -> tuple[Decider | None, str]:
     """The decider of `folder` for that GPU and these kernels, or None; and what there is to say about it."""
     others: list[str] = []
-    for path in sorted(folder.glob("decider_*.npz")):
+    for path in sorted(p for p in folder.glob("decider_*.npz") if p.is_file()):
         try:
             found = Decider.load(path)
         except ValueError as e:
@@ -344,6 +349,8 @@ class Decision:
 def allowed(candidate: Candidate, f: MatrixFeatures, kernels: Sequence[str]) -> bool:
     """Whether a candidate can run on a graph, and is of one of these kernels."""
     if candidate.kernel not in kernels or f.num_edges == 0:
+        return False
+    if candidate.schedule in SQUARE and f.num_rows != f.num_cols:
         return False
     config = candidate.config
     return config is None or max(f.num_cols << config.V, 2 * f.num_rows) <= 2**31

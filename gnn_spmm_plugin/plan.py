@@ -414,8 +414,8 @@ def plan(
     csr = graph._csr
     decision = BY_RULES
     if mode == "tune":
-        if policy != "auto" or kernel or schedule is not None:
-            raise ValueError("mode='tune' chooses by measurement: leave policy, kernel and schedule open")
+        if policy != "auto" or kernel or env("GSP_KERNEL") or schedule is not None:
+            raise ValueError("mode='tune' chooses by measurement: leave policy, kernel, GSP_KERNEL and schedule open")
         from .tune import decision as measured
         from .tune import tuned
 

@@ -41,13 +41,18 @@ WORTH = 0.02
 
 
 def cache_folder() -> Path:
-    """Where results are remembered: where the platform has its users' caches."""
+    """Where results are remembered: where the platform has its users' caches.
+
+    Raises:
+        RuntimeError: this user has no home.
+    """
     if sys.platform == "win32":
         base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
     elif sys.platform == "darwin":
         base = Path.home() / "Library" / "Caches"
     else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+        base = given if given.is_absolute() else Path.home() / ".cache"  # others are to be ignored, says the standard
     return base / "gnn_spmm_plugin" / "tuned"
 
 
@@ -105,13 +110,16 @@ def _path(key: tuple[Any, ...]) -> Path:
 
 def recall(key: tuple[Any, ...]) -> Tuned | None:
     """What was remembered under a key; a file that is none of ours, or says something else, is left aside."""
-    path = _path(key)
+    path: Path | None = None
     try:
+        path = _path(key)
+        if not path.exists():
+            return None
+        if not path.is_file():
+            raise ValueError("it is no regular file")
         content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as e:
-        log.warning("%s cannot be read and is not used: %s", path, e)
+    except (OSError, ValueError, RuntimeError) as e:  # a RecursionError is one of the last
+        log.warning("%s cannot be read and is not used: %s", path or "what was tuned", e)
         return None
     try:
         if content["format"] != FORMAT:
@@ -120,9 +128,10 @@ def recall(key: tuple[Any, ...]) -> Tuned | None:
         found = Tuned(**fields)
         if found.key() != key:
             raise ValueError("it is about another product")
-        Candidate.parse(found.candidate)
+        if Candidate.parse(found.candidate) not in CANDIDATES:
+            raise ValueError(f"{found.candidate!r} is none of the candidates")
         decision(found)
-    except (KeyError, TypeError, ValueError, AttributeError) as e:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as e:
         log.warning("%s is not used: %s: %s", path, type(e).__name__, e)
         return None
     return found
@@ -130,8 +139,9 @@ def recall(key: tuple[Any, ...]) -> Tuned | None:
 
 def remember(found: Tuned) -> None:
     """Keeps a result; where that can't be written, a warning says so."""
-    path = _path(found.key())
+    path: Path | None = None
     try:
+        path = _path(found.key())
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
         try:
@@ -141,8 +151,8 @@ def remember(found: Tuned) -> None:
         except BaseException:
             os.unlink(name)
             raise
-    except OSError as e:
-        log.warning("%s cannot be written, the result of tuning is not remembered: %s", path, e)
+    except (OSError, RuntimeError) as e:
+        log.warning("%s cannot be written, the result of tuning is not remembered: %s", path or "a file", e)
 
 
 # ---------------------------------------------------------------------- measuring

@@ -404,6 +404,19 @@ def test_scales_laid_out_in_inference_mode_serve_training(device: str) -> None:
     assert torch.isfinite(second).all()
 
 
+@pytest.mark.parametrize("size", [1e-25, 1e25])
+def test_scales_whose_products_do_not_fit(device: str, size: float) -> None:
+    """Each by itself they do; together they would be 0, or infinite."""
+    g = large(device)
+    x = values((500, 8), torch.float32, 1, device=device) * (1e30 if size < 1 else 1e-30)
+    scale = torch.full((500,), size, device=device)
+    results: list[Tensor] = []
+    run = lambda: results.extend(aggregate(g, x, src_scale=scale, dst_scale=scale) for _ in range(4))  # noqa: E731
+    assert gathers(run) == 0
+    assert all(same_bits(results[0], r) for r in results)
+    assert results[0].isfinite().all() and (results[0] != 0).any()
+
+
 def test_no_room_for_scales(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They stay where they are, and are not tried again."""
     g, scale = large(device), scale_of(device)

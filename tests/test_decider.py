@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import logging
+import os
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,7 +36,7 @@ from gnn_spmm_plugin.decider import (
 from gnn_spmm_plugin.features import GraphFeatures, MatrixFeatures
 from gnn_spmm_plugin.kernels import KERNELS, KERNELS_VERSION
 from gnn_spmm_plugin.pcsr import Config, panel_features, vectors
-from gnn_spmm_plugin.schedule import BLOCKS, UNSPLIT, Layout, layout_by_rule
+from gnn_spmm_plugin.schedule import BLOCKS, SQUARE, UNSPLIT, Layout, layout_by_rule
 
 PLAN = importlib.import_module("gnn_spmm_plugin.plan")
 POLICY = importlib.import_module("gnn_spmm_plugin.policy")
@@ -80,10 +81,19 @@ def test_names() -> None:
     }.items():
         assert str(c) == text and Candidate.parse(text) == c
         assert c.kernel == ("pcsr" if c.config is not None else "csr_dual") and (c.config is None) != (c.layout is None)
-    for text in ("", "c64", "magic/rules", "/rules", "W4.F1.V1.S2", "csr.b", "rules.b2"):
-        if text != "/rules":
-            with pytest.raises(ValueError, match="candidate"):
-                Candidate.parse(text)
+    out_of_range = ("c1.w0.l1", "c0.w0.l1", "c9999999.w0.l1", "c64.w0.l1.b0", "csr.b1000", "W3.F1.V1.S1", "W4.F1.V3.S1")
+    for text in (
+        "",
+        "c64",
+        "magic/rules",
+        "W4.F1.V1.S2",
+        "csr.b",
+        "rules.b2",
+        "c\u0663.w\u0663.l\u0663",
+        *out_of_range,
+    ):
+        with pytest.raises(ValueError, match="candidate"):
+            Candidate.parse(text)
 
 
 def test_what_does_the_same() -> None:
@@ -268,6 +278,12 @@ def _bad_files(path: Path) -> dict[str, Path]:
         "nan": dataclasses.replace(good, value=good.value * np.nan),
         "inputs": dataclasses.replace(good, names=INPUTS[1:]),
         "empty": dataclasses.replace(good, roots=np.array([], int)),
+        "deep": dataclasses.replace(good, depth=10**15),
+        "shallow": dataclasses.replace(good, depth=-1),
+        "margin": dataclasses.replace(good, margin=float("nan")),
+        "roots": dataclasses.replace(good, roots=good.roots.reshape(-1, 1)),
+        "root_alone": dataclasses.replace(good, roots=np.array(0)),
+        "features": dataclasses.replace(good, feature=np.stack([good.feature] * 2, 1)),
     }.items():
         made.save(path / f"{name}.npz")
         found[name] = path / f"{name}.npz"
@@ -282,6 +298,13 @@ def _bad_files(path: Path) -> dict[str, Path]:
     np.savez(path / "format.npz", **{**arrays, "format": 99})
     np.savez(path / "candidate.npz", **{**arrays, "candidates": np.array(["rules", "magic", "csr"])})
     return found | {p: path / f"{p}.npz" for p in ("text", "other", "pickle", "torn", "format", "candidate", "missing")}
+
+
+def test_no_schedule_of_square_graphs_for_others() -> None:
+    square, other = (GraphFeatures(300, n, 900, 3.0, 9, 0.5, 0, 0.0) for n in (300, 200))
+    for name in SQUARE:
+        assert allowed(Candidate(schedule=name), square, ("csr_dual",))  # type: ignore[arg-type]
+        assert not allowed(Candidate(schedule=name), other, ("csr_dual",))  # type: ignore[arg-type]
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:
@@ -308,6 +331,10 @@ def test_which_file_is_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
     with caplog.at_level(logging.WARNING):
         found, said = shipped(tmp_path, "Test GPU")
     assert found is None and "decider_b.npz is no decider" in said and "decider_b.npz" in caplog.text
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "decider_c.npz")  # which would never end to be read
+        shipped.cache_clear()
+        assert "decider_c" not in shipped(tmp_path, "Test GPU")[1]
 
 
 def test_what_ships() -> None:

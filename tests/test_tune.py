@@ -8,6 +8,7 @@ import json
 import logging
 import multiprocessing
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -97,6 +98,10 @@ def test_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
         json.dumps({"format": 1, **dataclasses.asdict(found(candidate=3))}).encode(),
         json.dumps({"format": 1, **dataclasses.asdict(found(measured=[]))}).encode(),
         json.dumps({"format": 1, **dataclasses.asdict(found(ms="1"))}).encode(),
+        json.dumps({"format": 1, **dataclasses.asdict(found(ms=10**400))}).encode(),
+        json.dumps({"format": 1, **dataclasses.asdict(found(candidate="csr.b999"))}).encode(),
+        json.dumps({"format": 1, **dataclasses.asdict(found(candidate="community/rules"))}).encode(),
+        b"[" * 200_000,
     ],
 )
 def test_corrupt_and_foreign_files(content: bytes, caplog: pytest.LogCaptureFixture) -> None:
@@ -110,6 +115,29 @@ def test_corrupt_and_foreign_files(content: bytes, caplog: pytest.LogCaptureFixt
     assert path.name in caplog.text
     remember(one)
     assert recall(one.key()) == one
+
+
+def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # to be ignored
+    if sys.platform == "linux":
+        with caplog.at_level(logging.WARNING):
+            remember(found())
+            assert recall(found().key()) is None
+        assert "is not remembered" in caplog.text and "home directory" in caplog.text
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with names here")
+def test_what_is_no_regular_file(caplog: pytest.LogCaptureFixture) -> None:
+    path = tune._path(found().key())
+    path.parent.mkdir(parents=True)
+    os.mkfifo(path)
+    with caplog.at_level(logging.WARNING):
+        assert recall(found().key()) is None
+    assert "no regular file" in caplog.text
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -277,7 +305,7 @@ def test_on_the_cpu_there_is_nothing_to_choose(capsys: pytest.CaptureFixture[str
     "given", [{"policy": "ra"}, {"kernel": "csr_cpu"}, {"schedule": "degree"}, {"schedule": torch.arange(3)}]
 )
 def test_tune_leaves_nothing_to_say(given: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="leave policy, kernel and schedule open"):
+    with pytest.raises(ValueError, match="leave policy, kernel, GSP_KERNEL and schedule open"):
         gsp.plan(graph(), 64, mode="tune", **given)  # type: ignore[arg-type]
 
 
