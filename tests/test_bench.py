@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gnn_spmm_plugin import reference
+from gnn_spmm_plugin import cli, reference
 from gnn_spmm_plugin.bench import contenders, cusparse, graphs, problem, results, run, suites, summary, timer
 from gnn_spmm_plugin.bench.contenders import Contender, Kind
 from gnn_spmm_plugin.bench.plot import panels, plot
@@ -529,3 +529,12 @@ def test_suites_on_a_gpu(tmp_path: Path) -> None:
     expected: set[tuple[str, str, str]] = set()
     theirs = {"pyg.scatter", "torch_sparse", "dgl"}  # what others cannot do is theirs
     assert {key for key in failed if key[0] not in theirs} <= expected
+
+
+def test_modes_that_take_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    """Named where they are left out; nothing is printed as if it had been measured where none is left."""
+    bench = ["bench", "--device", "cpu", "--graph", "random:50:200", "--width", "4", "--reduce", "sum", "--budget", "1"]
+    assert cli.main([*bench, "--mode", "graph", "cold"]) == 2
+    assert "--mode graph cold takes a GPU" in capsys.readouterr().err
+    assert cli.main([*bench, "--mode", "graph", "eager"]) == 0
+    assert "without mode graph: it takes a GPU" in capsys.readouterr().out

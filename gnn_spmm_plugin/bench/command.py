@@ -207,6 +207,14 @@ def bench(args: argparse.Namespace, device: str, arguments: Sequence[str]) -> tu
         why = kind.unavailable(device)
         if why is not None and args.json != "-":
             print(f"without {kind.name}: {why}")
+    if device != "cuda" and args.mode is not None:
+        left_out = [m for m in args.mode if m in ("graph", "cold")]
+        if len(left_out) == len(args.mode):
+            raise ValueError(
+                f"--mode {' '.join(left_out)} takes a GPU, and this is for {device}; eager and host do not"
+            )
+        if left_out and args.json != "-":
+            print(f"without mode {' and '.join(left_out)}: it takes a GPU")
     bandwidth = run.copy_bandwidth(device)
     ceiling = run.gather_ceiling(device)
     facts = {"copy_bandwidth": f"{bandwidth / 1e12:.3f} TB/s, read and written, measured in this run"}
