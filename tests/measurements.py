@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import os
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,11 +12,14 @@ from typing import Any
 
 import torch
 
+import gnn_spmm_plugin as gsp
 from gnn_spmm_plugin.bench import collect
+from gnn_spmm_plugin.bench.graphs import named
 from gnn_spmm_plugin.decider import CANDIDATES, DeviceFacts
 from gnn_spmm_plugin.features import MatrixFeatures
 from gnn_spmm_plugin.kernels import KERNELS_VERSION
 from gnn_spmm_plugin.plan import Plan
+from gnn_spmm_plugin.tune import tuned
 
 GPU = DeviceFacts("Test GPU", 50_000_000, 132)
 
@@ -64,3 +69,24 @@ class Stopwatch:
 
     def all(self, calls: Sequence[Any], estimates: Sequence[float]) -> list[float | str]:
         return list(estimates)
+
+
+def graph(seed: int = 1) -> gsp.Graph:
+    """Some, drawn."""
+    c = named("arxivlike", "cpu", seed=seed, scale=1 / 15)
+    return gsp.Graph.from_csr(c.rowptr, c.col)
+
+
+def quick_unsplit(plan: Plan) -> float:
+    """Unsplit rows take half as long."""
+    return 0.5 if plan.items is None and plan.pcsr is None and plan.config[0] == 0 and plan.config[8] == 1 else 1.0
+
+
+def tune_many(number: int, folder: str, barrier: Any) -> None:
+    """What one of several processes does; here, since a process that is started anew has to find it by name."""
+    os.environ["XDG_CACHE_HOME"] = folder
+    importlib.import_module("gnn_spmm_plugin.plan").shared_bytes = lambda device: 227 << 10  # type: ignore[attr-defined]
+    g = graph()
+    barrier.wait()
+    for width in (16, number):  # one that all want, and one of its own
+        tuned(g, width, watch=Stopwatch(quick_unsplit), device=GPU, again=True, seconds=0.0)

@@ -15,7 +15,7 @@ from gnn_spmm_plugin import _native
 from gnn_spmm_plugin.pcsr import FOUR
 
 #: By name: the package has functions called like them.
-KERNELS, PLAN = (import_module(f"gnn_spmm_plugin.{name}") for name in ("kernels", "plan"))
+KERNELS, PLAN, POLICY = (import_module(f"gnn_spmm_plugin.{name}") for name in ("kernels", "plan", "policy"))
 
 
 def pcsr_spmm(
@@ -97,7 +97,7 @@ def on_cpu() -> Iterator[None]:
     try:
         with pytest.MonkeyPatch.context() as patch:
             KERNELS.for_device.cache_clear()
-            for module in (KERNELS, PLAN):
+            for module in (KERNELS, PLAN, POLICY):
                 patch.setattr(module, "KERNELS", (*module.KERNELS, replace(ours, device="cpu")))
             yield
     finally:

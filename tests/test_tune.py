@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from measurements import GPU, Stopwatch, write_csv
+from measurements import GPU, Stopwatch, graph, quick_unsplit, tune_many, write_csv
 
 import gnn_spmm_plugin as gsp
 from gnn_spmm_plugin import cli, tune
@@ -24,7 +24,6 @@ from gnn_spmm_plugin.bench.graphs import named
 from gnn_spmm_plugin.bench.timer import own_stream
 from gnn_spmm_plugin.decider import CANDIDATES, RULES, Candidate
 from gnn_spmm_plugin.kernels import KERNELS_VERSION
-from gnn_spmm_plugin.plan import Plan
 from gnn_spmm_plugin.tune import Tuned, cache_folder, fingerprint, recall, remember, tuned
 
 PLAN = importlib.import_module("gnn_spmm_plugin.plan")
@@ -40,20 +39,10 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     yield
 
 
-def graph(seed: int = 1) -> gsp.Graph:
-    c = named("arxivlike", "cpu", seed=seed, scale=1 / 15)
-    return gsp.Graph.from_csr(c.rowptr, c.col)
-
-
 def found(**given: object) -> Tuned:
     values = {"graph": "abc", "width": 64, "dtype": "float32", "reduce": "sum", "gpu": "Test GPU"}
     more = {"version": KERNELS_VERSION, "candidate": "csr.b2", "ms": 1.0, "rules_ms": 1.5}
     return Tuned(**{**values, **more, "measured": {"rules": 1.5, "csr.b2": 1.0}, "complete": True, **given})  # type: ignore[arg-type]
-
-
-def quick_unsplit(plan: Plan) -> float:
-    """Unsplit rows take half as long."""
-    return 0.5 if plan.items is None and plan.pcsr is None and plan.config[0] == 0 and plan.config[8] == 1 else 1.0
 
 
 # ---------------------------------------------------------------------- the cache
@@ -160,22 +149,13 @@ def test_an_interrupted_write_leaves_what_was_there(monkeypatch: pytest.MonkeyPa
     assert [p.suffix for p in cache_folder().iterdir()] == [".json"] and recall(one.key()) == one
 
 
-def _tune_many(number: int, folder: str, barrier: object) -> None:
-    os.environ["XDG_CACHE_HOME"] = folder
-    PLAN.shared_bytes = lambda device: 227 << 10
-    g = graph()
-    barrier.wait()  # type: ignore[attr-defined]
-    for width in (16, number):  # one that all want, and one of its own
-        tuned(g, width, watch=Stopwatch(quick_unsplit), device=GPU, again=True, seconds=0.0)
-
-
 def test_many_processes_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is lost, torn, or left over."""
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(3)
     numbers = (40, 48, 56)
     folder = str(tmp_path / "shared")
-    running = [context.Process(target=_tune_many, args=(n, folder, barrier)) for n in numbers]
+    running = [context.Process(target=tune_many, args=(n, folder, barrier)) for n in numbers]
     for process in running:
         process.start()
     for process in running:
