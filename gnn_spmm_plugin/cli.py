@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -22,14 +23,13 @@ from .bench.command import add_arguments as add_bench_arguments
 from .bench.command import bench
 from .data.edges import SUFFIXES, EdgeFileError, read_edges
 from .graph import Graph
-from .kernels import DTYPES, REDUCES
+from .kernels import DTYPE_OF, REDUCES
 from .plan import MODES
 from .policy import POLICIES
 from .schedule import SCHEDULES
 from .tune_command import add_arguments as add_tune_arguments
 from .tune_command import tune_command
 
-_DTYPES = {str(d).removeprefix("torch."): d for d in DTYPES}
 _OPTIONAL = ("torch_geometric", "torch_sparse", "pyg_lib", "dgl", "scipy", "tqdm", "rich")
 
 
@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     report = command("report", _report, "the features of a graph and its plans at some widths")
     for sub in (explain, report):
         sub.add_argument("graph", metavar="GRAPH", help=f"{', '.join(data.names())}, or a file ({', '.join(SUFFIXES)})")
-        sub.add_argument("--dtype", choices=_DTYPES, default="float32")
+        sub.add_argument("--dtype", choices=DTYPE_OF, default="float32")
         sub.add_argument("--reduce", choices=REDUCES, default="sum")
         sub.add_argument("--policy", choices=POLICIES, default="auto")
         sub.add_argument("--device", choices=["cpu", "cuda"], default=None, help="default: the GPU if there is one")
@@ -101,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     add_bench_arguments(sub)
     sub = command("tune", _tune, "measure what is fastest for a graph and remember it, or train the decider anew")
     sub.add_argument("graph", metavar="GRAPH", nargs="?", help="as for explain")
-    sub.add_argument("--dtype", choices=_DTYPES, default="float32")
+    sub.add_argument("--dtype", choices=DTYPE_OF, default="float32")
     add_tune_arguments(sub)
     return parser
 
@@ -258,13 +258,20 @@ def _demo(args: argparse.Namespace) -> None:
         raise UsageError(
             f"the demo trains a model of torch_geometric, which does not import ({e}); pip install torch_geometric"
         ) from e
-    try:
+    with _usage():
         result = demo.run(dataset, devices, args.epochs, args.seed, args.hidden)
-    except ValueError as e:
-        raise UsageError(str(e)) from e
     if args.json != "-":
         demo.report(result)
     write_json(args.json, result)
+
+
+@contextlib.contextmanager
+def _usage() -> Iterator[None]:
+    """A ValueError inside is about what the options ask for."""
+    try:
+        yield
+    except ValueError as e:
+        raise UsageError(str(e)) from e
 
 
 def _plan_facts(plan: gsp.Plan) -> dict[str, Any]:
@@ -282,12 +289,10 @@ def _plan_facts(plan: gsp.Plan) -> dict[str, Any]:
 
 def _explain(args: argparse.Namespace) -> None:
     graph = _graph(args.graph, _device(args.device))
-    try:
+    with _usage():
         plan = gsp.plan(
-            graph, args.width, _DTYPES[args.dtype], args.reduce, args.mode, args.policy, args.kernel, args.schedule
+            graph, args.width, DTYPE_OF[args.dtype], args.reduce, args.mode, args.policy, args.kernel, args.schedule
         )
-    except ValueError as e:
-        raise UsageError(str(e)) from e
     text = plan.explain()
     if args.json != "-":
         print(text)
@@ -298,10 +303,8 @@ def _explain(args: argparse.Namespace) -> None:
 def _report(args: argparse.Namespace) -> None:
     device = _device(args.device)
     graph = _graph(args.graph, device)
-    try:
-        plans = [gsp.plan(graph, width, _DTYPES[args.dtype], args.reduce, policy=args.policy) for width in args.width]
-    except ValueError as e:
-        raise UsageError(str(e)) from e
+    with _usage():
+        plans = [gsp.plan(graph, width, DTYPE_OF[args.dtype], args.reduce, policy=args.policy) for width in args.width]
     features = plans[0].features
     facts = {} if features is None else dataclasses.asdict(features)
     if args.json != "-":
@@ -336,20 +339,16 @@ def _report(args: argparse.Namespace) -> None:
 
 
 def _bench(args: argparse.Namespace) -> int:
-    try:
+    with _usage():
         result, right = bench(args, _device(args.device), args.argv)
-    except ValueError as e:
-        raise UsageError(str(e)) from e
     write_json(args.json, result)
     return 0 if right else 1
 
 
 def _tune(args: argparse.Namespace) -> None:
     device = _device(args.device)
-    try:
-        result = tune_command(args, device, _DTYPES[args.dtype], lambda: _graph(args.graph, device))
-    except ValueError as e:
-        raise UsageError(str(e)) from e
+    with _usage():
+        result = tune_command(args, device, DTYPE_OF[args.dtype], lambda: _graph(args.graph, device))
     write_json(args.json, result)
 
 

@@ -10,6 +10,14 @@ import torch
 from . import _native
 
 DTYPES = _native.DTYPES
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """``"float32"``, as commands and files call it."""
+    return str(dtype).removeprefix("torch.")
+
+
+DTYPE_OF = {dtype_name(d): d for d in DTYPES}
 REDUCES = ("sum", "mean", "max", "min")
 
 #: Of the CUDA kernels and what they make of a plan. Whoever changes how fast one is adds 1; what was measured before

@@ -28,7 +28,7 @@ from .csr import Core, Csr
 from .decider import CANDIDATES, FOLDER, RULES, Candidate, Decision, DeviceFacts, allowed, inputs, shipped
 from .features import MatrixFeatures
 from .graph import Graph
-from .kernels import KERNELS, KERNELS_VERSION
+from .kernels import KERNELS, KERNELS_VERSION, dtype_name
 
 #: Of the files.
 FORMAT = 1
@@ -218,7 +218,7 @@ def search(
     return Tuned(
         graph=fingerprint(own),
         width=width,
-        dtype=_name(dtype),
+        dtype=dtype_name(dtype),
         reduce=reduce,
         gpu=device.name,
         version=KERNELS_VERSION,
@@ -228,10 +228,6 @@ def search(
         measured={str(c): round(r * rules_ms, 6) for c, r in ratio.items()} if rules_ms < math.inf else {},
         complete=complete,
     )
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def tuned(
@@ -263,7 +259,7 @@ def tuned(
     if width == 0 or csr.col.shape[0] == 0 or csr.col.dtype != torch.int32:
         return None
     device = DeviceFacts.of(csr.col.device) if device is None else device
-    key = (fingerprint(csr), width, _name(dtype), reduce, device.name, KERNELS_VERSION)
+    key = (fingerprint(csr), width, dtype_name(dtype), reduce, device.name, KERNELS_VERSION)
     found = None if again else recall(key)
     if found is None:
         with own_stream(csr.col.device.type):

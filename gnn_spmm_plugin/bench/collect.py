@@ -13,7 +13,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from ..data.edges import read_edges
 from ..decider import DeviceFacts
 from ..features import MatrixFeatures
 from ..graph import Graph
-from ..kernels import KERNELS_VERSION
+from ..kernels import KERNELS_VERSION, dtype_name
 from . import graphs
 from .candidates import SKIPPED, GpuStopwatch, Problem, Stopwatch, measure
 from .regimes import Drawn, Regime, held_out, regimes
@@ -205,7 +205,7 @@ def collect(
         for i, regime in enumerate(progress(todo, len(todo), "collect")):
             products = [(w, torch.float32) for w in widths]
             products += [(w, torch.float16) for w in HALF_WIDTHS if i % HALF_EVERY == 0]
-            new = [(w, d) for w, d in products if (regime.name, w, _name(d)) not in writer.known]
+            new = [(w, d) for w, d in products if (regime.name, w, dtype_name(d)) not in writer.known]
             if new and time.monotonic() < end:
                 base = {
                     "graph": regime.name,
@@ -222,10 +222,6 @@ def collect(
                     torch.cuda.empty_cache()
             missing += len(new)
     return missing
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _measure_graph(
@@ -258,7 +254,7 @@ def _measure_graph(
                 {
                     **base,
                     "width": width,
-                    "dtype": _name(dtype),
+                    "dtype": dtype_name(dtype),
                     "candidate": str(m.candidate),
                     "ms": "" if m.ms is None else f"{m.ms:.5g}",
                     "note": m.note,
@@ -269,8 +265,3 @@ def _measure_graph(
         )
         done += 1
     return done
-
-
-def widths_of(collection: Collection) -> Iterator[tuple[int, str]]:
-    """The products that a file has, (width, dtype), in order."""
-    yield from sorted({(w, d) for _, w, d in collection.rows if w}, key=lambda p: (p[1], p[0]))

@@ -15,7 +15,7 @@ from torch import Tensor
 from .. import data
 from .._table import show
 from ..data.edges import SUFFIXES, read_edges
-from ..kernels import DTYPES, REDUCES, for_device
+from ..kernels import DTYPE_OF, REDUCES, for_device
 from . import run, suites
 from .contenders import OPPONENTS, SETTINGS
 from .graphs import SPECS, Csr, named
@@ -26,7 +26,6 @@ from .summary import print_summary, summarise
 from .timer import MODES
 
 TINY = 1 / 512
-_DTYPES = {str(d).removeprefix("torch."): d for d in DTYPES}
 _YES_NO = {"no": False, "yes": True}
 
 
@@ -41,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--graph", f"names, files ({', '.join(SUFFIXES)}), or random:NODES:EDGES", metavar="GRAPH", **many)
     add("--graph-dir", "a folder whose .npz files are graphs too", metavar="DIR")
     add("--width", "feature columns, default 16 64 256", type=_positive, **many)
-    add("--dtype", "default float32", choices=_DTYPES, **many)
+    add("--dtype", "default float32", choices=DTYPE_OF, **many)
     add("--reduce", "default sum mean max", choices=REDUCES, **many)
     add("--weighted", "with edge weights or without, default no", choices=_YES_NO, **many)
     add(
@@ -166,7 +165,7 @@ def jobs_of(args: argparse.Namespace, device: str) -> list[run.Job]:
         jobs = suites.grid(
             [*(args.graph or ()), *files] or list(suites.CPU_GRAPHS),
             args.width or [16, 64, 256],
-            [_DTYPES[d] for d in args.dtype or ["float32"]],
+            [DTYPE_OF[d] for d in args.dtype or ["float32"]],
             args.reduce or ["sum", "mean", "max"],
             [_YES_NO[w] for w in args.weighted or ["no"]],
             args.order or ["natural"],

@@ -14,17 +14,17 @@ from .._table import progress
 from ..decider import Candidate
 from ..functional import spmm
 from ..graph import Graph
-from ..plan import Plan
+from ..kernels import DTYPE_OF
+from ..plan import WARM_AFTER, Plan
 from ..plan import plan as make_plan
 from ..policy import POLICIES
 from .candidates import Call, GpuStopwatch, Problem, Stopwatch
 from .collect import Collection, suite
-from .forest import DTYPES
 from .regimes import Regime
 from .timer import own_stream
 
-#: Uses of a graph after which its own plan is what it stays; see `gnn_spmm_plugin.plan.WARM_AFTER`.
-_USES = 10
+#: Uses of a graph after which its own plan is warm.
+_USES = WARM_AFTER + 2
 
 
 def evaluate(
@@ -84,7 +84,7 @@ def _evaluate_graph(
     weight = torch.rand(graph.num_edges, generator=generator, device=device) + 0.5
     found = []
     for width, dtype_name, best in products:
-        dtype = DTYPES[dtype_name]
+        dtype = DTYPE_OF[dtype_name]
         x = (torch.rand(num_cols, width, generator=generator, device=device) * 2 - 1).to(dtype)
         w = weight.to(dtype)
         plans: dict[str, Plan | None] = {"default": None}

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
-import torch
 
 from .._table import progress
 from ..decider import CANDIDATES, INPUTS, RULES, Candidate, Decider, allowed, as_measured, inputs, select
 from ..features import MatrixFeatures
-from ..kernels import KERNELS_VERSION
+from ..kernels import DTYPE_OF, KERNELS_VERSION
 from ..router import STAGED_COLS
 from ..schedule import layout_by_rule
 from .collect import Collection
@@ -33,7 +32,6 @@ SETTINGS: dict[str, Any] = {
     "max_features": 1.0,
     "random_state": 17,
 }
-DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float32, torch.float16, torch.bfloat16, torch.float64)}
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,7 @@ class Data:
                 continue
             first = rows[str(RULES)]
             products.append(Product(graph, first["family"], first["holdout"] == "1", width, dtype, features[graph]))
-            x.append(inputs(features[graph], width, DTYPES[dtype], device))
+            x.append(inputs(features[graph], width, DTYPE_OF[dtype], device))
             times = {n: float(row["ms"]) for n, row in rows.items() if row["ms"]}
             times[str(RULES)] = _by_rules_now(times, features[graph])
             ms.append([times.get(n, math.inf) for n in names])

@@ -34,12 +34,16 @@ class Csr:
         return torch.stack([self.col.long(), row])
 
 
+def compress(row: Tensor, col: Tensor, rows: int, cols: int) -> tuple[Tensor, Tensor]:
+    """int32 ``rowptr`` and ``col`` of int64 edges: sorted, parallel ones merged."""
+    key = torch.unique(row * cols + col)
+    rowptr = torch.zeros(rows + 1, dtype=torch.int32, device=key.device)
+    rowptr[1:] = torch.bincount(key // cols, minlength=rows).cumsum(0)
+    return rowptr, (key % cols).int()
+
+
 def _csr(row: Tensor, col: Tensor, n: int, order: Tensor | None = None) -> Csr:
-    """Sorted, parallel edges merged."""
-    key = torch.unique(row * n + col)
-    rowptr = torch.zeros(n + 1, dtype=torch.int32, device=key.device)
-    rowptr[1:] = torch.bincount(key // n, minlength=n).cumsum(0)
-    return Csr(rowptr, (key % n).int(), order)
+    return Csr(*compress(row, col, n, n), order)
 
 
 def _named_anew(row: Tensor, col: Tensor, n: int, generator: torch.Generator, shuffle: bool) -> Csr:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..graph import Graph
+from ..kernels import dtype_name
 from .graphs import Csr
 
 #: Largest ``||out - exact|| / ||exact||`` that is still timed.
@@ -108,7 +109,7 @@ class Configuration:
             "graph": self.graph,
             "order": self.order,
             "width": str(self.width),
-            "dtype": str(self.dtype).removeprefix("torch."),
+            "dtype": dtype_name(self.dtype),
             "reduce": self.reduce,
             "weighted": str(int(self.weighted)),
         }

@@ -50,10 +50,7 @@ def _square(make: Callable[[torch.Generator], Csr], g: torch.Generator) -> Drawn
 def _matrix(row: Tensor, col: Tensor, rows: int, cols: int) -> Drawn:
     """Sorted, parallel edges merged, what lies outside left out."""
     inside = (row >= 0) & (row < rows) & (col >= 0) & (col < cols)
-    key = torch.unique((row * cols + col)[inside])
-    rowptr = torch.zeros(rows + 1, dtype=torch.int32, device=key.device)
-    rowptr[1:] = torch.bincount(key // cols, minlength=rows).cumsum(0)
-    return rowptr, (key % cols).int(), cols
+    return *graphs.compress(row[inside], col[inside], rows, cols), cols
 
 
 def _uniform(count: int, end: int, g: torch.Generator) -> Tensor:
