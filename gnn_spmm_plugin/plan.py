@@ -331,9 +331,7 @@ def _build(
 ) -> Plan:
     """A warm plan; of a `candidate` what its kernel and schedule, which are given, leave open."""
     try:
-        if kernel.name == "pcsr":
-            return _pcsr(csr, kernel, width, dtype, schedule, candidate.config)
-        return _warm(csr, kernel, schedule, candidate.layout)
+        return build_candidate(csr, kernel, candidate, width, dtype, schedule)
     except torch.OutOfMemoryError:
         log.warning(
             "out of memory while planning a graph of %d edges: staying with the cold kernel",
@@ -343,11 +341,19 @@ def _build(
         return replace(plan, mode="warm", settled=True)  # do not try again
 
 
-def build_candidate(csr: Csr, kernel: Kernel, candidate: Candidate, width: int, dtype: torch.dtype) -> Plan:
-    """A warm plan of a candidate, to be measured: not kept with the graph, and whoever runs out of memory hears it."""
+def build_candidate(
+    csr: Csr,
+    kernel: Kernel,
+    candidate: Candidate,
+    width: int,
+    dtype: torch.dtype,
+    schedule: str | Tensor | None = None,  # instead of the candidate's
+) -> Plan:
+    """A warm plan of a candidate, not kept with the graph; whoever runs out of memory hears it."""
+    order = candidate.schedule if schedule is None else schedule
     if kernel.name == "pcsr":
-        return _pcsr(csr, kernel, width, dtype, candidate.schedule, candidate.config)
-    return _warm(csr, kernel, candidate.schedule, candidate.layout)
+        return _pcsr(csr, kernel, width, dtype, order, candidate.config)
+    return _warm(csr, kernel, order, candidate.layout)
 
 
 def _check_mode(kernel: Kernel, mode: str) -> None:
