@@ -28,10 +28,9 @@ class Layout:
     """How rows are cut and ordered.
 
     Attributes:
-        chunk: edges that a piece of a row has at most, 2 or more; in rows of over ``chunk ** 2`` edges their square
-            root, so that neither the pieces nor their number is what takes long. 0: no list of pieces, rows come
-            straight from the CSR arrays; long ones whole, or, where `long` is not 0, shared by blocks as in a cold
-            plan.
+        chunk: edges that a piece of a row has at most, 2 or more; but see `piece_length`. 0: no list of pieces, rows
+            come straight from the CSR arrays; long ones whole, or, where `long` is not 0, shared by blocks as in a
+            cold plan.
         window: items that are sorted by length together, longest first, so that the lane groups of a warp end
             together while rows that lie together are still swept together. 0: all of them.
         long: items of more edges go ahead of all others: what is begun last decides when the whole is done.
@@ -278,6 +277,15 @@ def move_edges(csr: Csr, order: Tensor) -> Csr:
     return Csr(csr.rowptr, csr.col[at], perm, csr.num_cols)
 
 
+def piece_length(degree: Tensor, chunk: int) -> Tensor:
+    """Edges that a piece of a row of `degree` edges has at most: `chunk`, and of a hub more.
+
+    One piece is a chain of gathers, and `merge_pieces` a chain over the pieces, eight at a time: of ``sqrt(degree / 8)``
+    edges, both are equally long.
+    """
+    return (degree.double() / 8).sqrt().ceil().long().clamp(min=chunk)
+
+
 def list_items(csr: Csr, layout: Layout, order: Tensor | None = None, moved: bool = False) -> tuple[Tensor, int, int]:
     """What the CUDA kernel walks through: every row once, long ones in pieces.
 
@@ -298,7 +306,7 @@ def list_items(csr: Csr, layout: Layout, order: Tensor | None = None, moved: boo
     if order is not None:
         begin, degree, rows = begin[order], degree[order], order
         begin = degree.cumsum(0) - degree if moved else begin
-    length = degree.double().sqrt().ceil().long().clamp(min=layout.chunk)
+    length = piece_length(degree, layout.chunk)
     pieces = ((degree + length - 1) // length).clamp(min=1)
     ends = pieces.cumsum(0)
     total = int(ends[-1])

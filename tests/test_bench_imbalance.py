@@ -24,13 +24,13 @@ def test_busiest_of_known_shares() -> None:
 
 @pytest.mark.parametrize("longest", [30, 1000, 20_000, 200_000])
 def test_no_piece_is_long_however_long_the_longest_row(longest: int) -> None:
-    """At most a chunk, or of a row of over a chunk of chunks its square root; then no block has much over the mean."""
+    """At most a chunk, or of a hub the root of an eighth of it; then no block has much over the mean."""
     csr = power_law(20_000, longest)
     layout = layout_of(GraphFeatures.of(csr))
     for order in (None, csr.degree().long().argsort(descending=True, stable=True)):
         items, splits, _ = list_items(csr, layout, order)
         pieces = (items[:, 2] - items[:, 1])[: len(items) - splits].long()
-        most = max(layout.chunk, math.ceil(math.sqrt(longest)))
+        most = max(layout.chunk, math.ceil(math.sqrt(longest / 8)))
         assert int(pieces.sum()) == len(csr.col) and int(pieces.max()) <= most
         for blocks in (64, 1024):
             assert busiest(pieces, blocks, even=True) <= 1 + most * blocks / len(csr.col)

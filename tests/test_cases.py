@@ -466,7 +466,7 @@ def test_h34_one_hub_is_right(device: str, reduce: str, reverse: bool) -> None:
 @pytest.mark.parametrize("reduce", ["sum", "max"])
 @pytest.mark.parametrize("width", [16, 128])
 def test_h34_one_hub_takes_no_longer(device: str, width: int, reduce: str, reverse: bool) -> None:
-    """Forward and backward against a uniform graph of the same size: 3 times at most on CUDA, 4 on the CPU."""
+    """Forward and backward against a uniform graph of the same size: 2.5 times at most on CUDA, 4 on the CPU."""
     n, edges = 50_000, 2_000_000
     generator = torch.Generator().manual_seed(1)
     uniform = Edges(torch.randint(n, (2, edges), generator=generator), n, n)
@@ -487,7 +487,7 @@ def test_h34_one_hub_takes_no_longer(device: str, width: int, reduce: str, rever
         return best
 
     one, other = spent(hub(n, edges)), spent(uniform)
-    assert one <= (3 if device == "cuda" else 4) * other, (one, other)
+    assert one <= (2.5 if device == "cuda" else 4) * other, (one, other)
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)

@@ -143,7 +143,7 @@ def test_every_candidate_has_a_plan(candidate: Candidate, monkeypatch: pytest.Mo
     if layout.chunk:
         longest = (plan.items[: plan.config[2], 2] - plan.items[: plan.config[2], 1]).max()
         assert plan.config[1] == layout.chunk and longest <= max(
-            layout.chunk, csr.degree().max().double().sqrt().ceil()
+            layout.chunk, (csr.degree().max().double() / 8).sqrt().ceil()
         )
     else:
         assert plan.items is None and (plan.config[0] == 0) == (candidate.layout.long == 0)

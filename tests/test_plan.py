@@ -207,7 +207,7 @@ def test_work_items(device, e, chunk, window, long, order, bundle, moves) -> Non
         parts.sort(key=lambda piece: piece[1])
         assert parts[-1][2] == ends[row] and parts[-1][2] - parts[0][1] == degree[row]
         assert all(a[2] == b[1] for a, b in itertools.pairwise(parts))
-        most = max(chunk, math.ceil(math.sqrt(parts[-1][2] - parts[0][1])))
+        most = max(chunk, math.ceil(math.sqrt((parts[-1][2] - parts[0][1]) / 8)))
         assert all(end - begin <= most for _, begin, end, _ in parts)
         if len(parts) == 1:
             assert parts[0][3] == -1

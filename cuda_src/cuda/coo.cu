@@ -7,8 +7,6 @@ namespace gsp::cuda {
 
 namespace {
 
-unsigned blocks_of(int64_t threads) { return unsigned((threads + kThreads - 1) / kThreads); }
-
 // For kernels whose threads take one element after another.
 unsigned some_blocks(int64_t threads) {
   return blocks_of(std::min<int64_t>(threads, 4096 * kThreads));

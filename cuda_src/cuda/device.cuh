@@ -39,6 +39,8 @@ constexpr int kItemThreads =
 constexpr int kWarps = kThreads / 32;
 constexpr unsigned kFullMask = 0xffffffffu;
 
+inline unsigned blocks_of(int64_t threads) { return unsigned((threads + kThreads - 1) / kThreads); }
+
 // Pins a value to its register at this point. The compiler would rather compute what a loop needs
 // anew in every round, and what is needed after a loop before it.
 template <typename V>

@@ -20,22 +20,21 @@ int bits_of(int64_t rows) {
   return bits;
 }
 
-unsigned blocks_of(int64_t threads) { return unsigned((threads + kThreads - 1) / kThreads); }
-
 // What scratch holds, in this order; then what the library needs.
 template <typename Index>
 struct Parts {
   explicit Parts(const Grouping& p)
-      : part(std::min(p.edges, std::max(kLeastPart, (p.edges + 15) / 16))),
+      : rows(p.rows),
+        part(std::min(p.edges, std::max(kLeastPart, (p.edges + 15) / 16))),
         next(static_cast<Index*>(p.scratch)),
         shift(next + p.rows),
         keys{shift + p.rows, shift + p.rows + part},
         ids{shift + p.rows + 2 * part, shift + p.rows + 3 * part},
         rest(shift + p.rows + 4 * part) {}
 
-  int64_t bytes() const { return (2 * rows_of() + 4 * part) * int64_t(sizeof(Index)); }
-  int64_t rows_of() const { return shift - next; }
+  int64_t bytes() const { return (2 * rows + 4 * part) * int64_t(sizeof(Index)); }
 
+  int64_t rows;
   int64_t part;  // edges that are sorted at a time
   Index* next;   // of each row, the place of its next edge
   Index* shift;

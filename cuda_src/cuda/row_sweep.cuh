@@ -10,8 +10,7 @@
 // - `item_sweep` takes rows of which none is long, or follows a warm plan's list of items, each a
 //   row or a piece of one of at most `chunk` edges, sorted by length within short windows: the
 //   groups of a warp end together, and rows that lie together are still swept together. A row of
-//   several pieces leaves partial results in scratch, and `merge_pieces` folds them in ascending
-//   order.
+//   several pieces leaves partial results in scratch, which `merge_pieces` folds.
 // - `stream_sweep` takes bundles of consecutive rows, for sums over graphs of which most rows are
 //   shorter than what a group can have in flight.
 //
@@ -61,6 +60,7 @@ struct SweepArgs {
   int num_merges;
   int num_pieces;      // of stream_sweep: of rows that are split, the first items
   int bundle;          // rows of a group
+  int log_members;     // of merge_pieces: threads that share a vector of columns of a split row
   acc_t<T>* scratch;   // [slots, width]
   Index* scratch_arg;  // [slots, width]
 };
@@ -909,39 +909,51 @@ __global__ void __launch_bounds__(kItemThreads, Op::kStreamBlocks)
   } while (skips && row < last);
 }
 
-// Folds the pieces of each split row, one thread a vector of columns.
+// Folds the pieces of each split row: for a vector of columns `members` threads of a warp, each of
+// which takes every so many-th piece.
 template <typename Op>
 __global__ void __launch_bounds__(kItemThreads)
     merge_pieces(const __grid_constant__ typename Op::Args a) {
   constexpr int kVec = Op::kVecSize;
   static_assert(Op::kFolds == 1);
-  const unsigned vectors = unsigned(a.width) / kVec;
+  const int shared = 32 >> a.log_members;  // vectors of a warp
+  const int members = 1 << a.log_members, member = (int(threadIdx.x) & 31) / shared;
   const uint64_t thread = uint64_t(blockIdx.x) * kItemThreads + threadIdx.x;
-  const uint64_t number = thread / vectors;
-  const int at = int(thread % vectors) * kVec;
-  if (number >= unsigned(a.num_merges)) return;
-  const int4 merge = a.items[a.num_items + number];
+  const uint64_t vector = (thread >> 5) * unsigned(shared) + (unsigned(thread) & (shared - 1));
+  const unsigned vectors = unsigned(a.width) / kVec;
+  const uint64_t number = vector / vectors;
+  const int at = int(vector % vectors) * kVec;
+  // The shuffles need every lane, so where a thread has no piece it has an empty State.
+  const bool here = number < unsigned(a.num_merges);
+  const int4 merge = here ? a.items[a.num_items + number] : make_int4(0, 0, 0, 0);
   typename Op::State s;
   const auto fetch = [&](typename Op::State& to, int slot) {
     const int64_t from = int64_t(slot) * a.width + at;
     Op::restore_vector(to, 0, a.scratch + from, Op::kHasArg ? a.scratch_arg + from : nullptr);
   };
-  fetch(s, merge.y);
+  int slot = merge.y + member;
+  if (slot < merge.z) {
+    fetch(s, slot);
+  } else {
+    Op::init(s, kNoPosition<typename Op::Idx>);
+  }
+  slot += members;
   // A hub has hundreds of pieces: many loads in flight, folded one by one.
   constexpr int kBatch = Op::kHasArg ? 8 : 16;
-  int slot = merge.y + 1;
-  for (; slot + kBatch <= merge.z; slot += kBatch) {
+  for (; slot + (kBatch - 1) * members < merge.z; slot += kBatch * members) {
     typename Op::State o[kBatch];
 #pragma unroll
-    for (int u = 0; u < kBatch; ++u) fetch(o[u], slot + u);
+    for (int u = 0; u < kBatch; ++u) fetch(o[u], slot + u * members);
 #pragma unroll
     for (int u = 0; u < kBatch; ++u) Op::merge(s, o[u]);
   }
-  for (; slot < merge.z; ++slot) {
+  for (; slot < merge.z; slot += members) {
     typename Op::State o;
     fetch(o, slot);
     Op::merge(s, o);
   }
+  merge_groups<Op>(shared, 32, s);
+  if (!here || member != 0) return;
   typename Op::Cols c;
   c.at[0] = at;
   c.active[0] = true;

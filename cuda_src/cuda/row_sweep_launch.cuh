@@ -72,10 +72,15 @@ cudaError_t launch_rows(const RowSweep& p, cudaStream_t stream) {
 }
 
 template <template <typename, typename, int, int> class Op, typename T, int kVec>
-cudaError_t launch_merges(const SweepArgs<T, int>& a, cudaStream_t stream) {
+cudaError_t launch_merges(SweepArgs<T, int> a, int64_t num_slots, cudaStream_t stream) {
   if (a.num_merges > 0) {
-    const int64_t vectors = divide_up(a.width, kVec);
-    const unsigned blocks = unsigned(divide_up(a.num_merges * vectors, kItemThreads));
+    // The more threads the shorter a hub's chain of loads; there are more of them than a GPU holds
+    // only where rows have many pieces.
+    constexpr int kLogMembers = 3, kManyPieces = 16;
+    const int64_t vectors = a.num_merges * divide_up(a.width, kVec);
+    const bool idle = vectors << kLogMembers <= 1 << 18;
+    a.log_members = idle || num_slots >= a.num_merges * kManyPieces ? kLogMembers : 0;
+    const unsigned blocks = unsigned(divide_up(vectors << a.log_members, kItemThreads));
     GSP_LAUNCH_BLOCKS((merge_pieces<Op<T, int, kVec, 1>>), blocks, kItemThreads, stream, a);
   }
   return cudaGetLastError();
@@ -94,7 +99,7 @@ cudaError_t launch_items(const RowSweep& p, const Geometry& g, cudaStream_t stre
                   unsigned(divide_up(vectors, int64_t(kFold) * g.lanes)));
   GSP_LAUNCH_BLOCKS((item_sweep<Op<T, int, kVec, kFold>, kLogLanes, kLogParallel>), grid,
                     kItemThreads, stream, a);
-  return launch_merges<Op, T, kVec>(a, stream);
+  return launch_merges<Op, T, kVec>(a, p.num_slots, stream);
 }
 
 // Bundles of rows, and the pieces of those that are split.
@@ -110,7 +115,7 @@ cudaError_t launch_stream(const RowSweep& p, cudaStream_t stream) {
   const dim3 grid(unsigned(divide_up(groups, kItemThreads / lanes)),
                   unsigned(divide_up(vectors, 2 * lanes)));
   GSP_LAUNCH_BLOCKS((stream_sweep<Op<T, int, kVec, 2>>), grid, kItemThreads, stream, a);
-  return launch_merges<Op, T, kVec>(a, stream);
+  return launch_merges<Op, T, kVec>(a, p.num_slots, stream);
 }
 
 // The geometry of a plan is meant for vectors of 16 bytes; where alignment forbids them, as where
