@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from checks import close, expect_spmm
+from checks import Expected, close, expect_spmm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import DTYPES, NAMED, REDUCES, edges, values
@@ -608,3 +608,37 @@ def test_small_graphs_share_only_long_rows(device: str) -> None:
             x = values((300, width), torch.float32, 1, device=device)
             expected = expect_spmm(g, x, None, torch.zeros_like(x), "sum")
             close(gsp.spmm(g, x, plan=plan), expected.out)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("reduce", ["sum", "max"])
+@pytest.mark.parametrize(
+    ("rows", "length"),
+    [(40, 50), (40, 12_000), (20_000, 50), (12_000, 280)],
+    ids=["few", "few, long", "more than a GPU has threads", "many, long"],
+)
+def test_pieces_are_merged(rows: int, length: int, reduce: str) -> None:
+    """By one thread a vector of columns, or by eight: row by row as the rule of cuda/row_sweep_launch.cuh has it."""
+    device = torch.device("cuda")
+    draw = torch.Generator(device).manual_seed(0)
+    degree = torch.randint(length - 10, length, (rows,), device=device, generator=draw)
+    rowptr = torch.cat([degree.new_zeros(1), degree.cumsum(0)])
+    col = torch.randint(500, (int(rowptr[-1]),), device=device, generator=draw)
+    g = gsp.Graph.from_csr(rowptr, col, num_src=500)
+    candidate = Candidate(Layout(16, 1024, 16))
+    plan = build_candidate(g._csr, for_device(device), candidate, 16, torch.float32)
+    splits, slots = plan.config[3:5]
+    assert splits == rows and slots >= 3 * rows
+    x = torch.randn(500, 16, device=device, generator=draw)
+    message = x.double()[col.long()]
+    row = torch.arange(rows, device=device).repeat_interleave(degree)
+    zeros = message.new_zeros(rows, 16)
+    if reduce == "max":
+        out, arg = gsp.spmm(g, x, reduce="max", return_arg=True, plan=plan)
+        assert torch.equal(message.gather(0, arg), out.double())
+        expected = zeros.scatter_reduce(0, row.unsqueeze(1).expand_as(message), message, "amax", include_self=False)
+        assert torch.equal(out.double(), expected)
+    else:
+        out = gsp.spmm(g, x, plan=plan)
+        close(out, Expected(zeros.index_add(0, row, message), zeros.index_add(0, row, message.abs())))
+        assert torch.equal(out, gsp.spmm(g, x, plan=plan))

@@ -214,7 +214,7 @@ __global__ void __launch_bounds__(kThreads, PcsrPiece<T, kRows, kVec, kFold, kFa
 constexpr int kMergeLanes = 8, kMergeGroups = kThreads / kMergeLanes;
 
 template <typename T, int kVec>
-__global__ void __launch_bounds__(kThreads) pcsr_merge(const __grid_constant__ PcsrArgs<T> a) {
+__global__ void __launch_bounds__(kThreads, 3) pcsr_merge(const __grid_constant__ PcsrArgs<T> a) {
   using Acc = acc_t<T>;
   constexpr int kInFlight = 4;
   __shared__ Acc part[kMergeGroups][kMergeLanes][kVec];

@@ -60,7 +60,6 @@ struct SweepArgs {
   int num_merges;
   int num_pieces;      // of stream_sweep: of rows that are split, the first items
   int bundle;          // rows of a group
-  int log_members;     // of merge_pieces: threads that share a vector of columns of a split row
   acc_t<T>* scratch;   // [slots, width]
   Index* scratch_arg;  // [slots, width]
 };
@@ -909,17 +908,17 @@ __global__ void __launch_bounds__(kItemThreads, Op::kStreamBlocks)
   } while (skips && row < last);
 }
 
-// Folds the pieces of each split row: for a vector of columns `members` threads of a warp, each of
-// which takes every so many-th piece.
-template <typename Op>
-__global__ void __launch_bounds__(kItemThreads)
+// Folds the pieces of each split row: for a vector of columns 2^kLogMembers threads of a warp, each
+// of which takes every so many-th piece. (Without a number of blocks, ptxas keeps to 32 registers
+// and so to three loads in flight.)
+template <typename Op, int kLogMembers>
+__global__ void __launch_bounds__(kItemThreads, 6)
     merge_pieces(const __grid_constant__ typename Op::Args a) {
-  constexpr int kVec = Op::kVecSize;
+  constexpr int kVec = Op::kVecSize, kMembers = 1 << kLogMembers, kShared = 32 / kMembers;
   static_assert(Op::kFolds == 1);
-  const int shared = 32 >> a.log_members;  // vectors of a warp
-  const int members = 1 << a.log_members, member = (int(threadIdx.x) & 31) / shared;
+  const int member = (int(threadIdx.x) & 31) / kShared;
   const uint64_t thread = uint64_t(blockIdx.x) * kItemThreads + threadIdx.x;
-  const uint64_t vector = (thread >> 5) * unsigned(shared) + (unsigned(thread) & (shared - 1));
+  const uint64_t vector = (thread >> 5) * kShared + (threadIdx.x & (kShared - 1));
   const unsigned vectors = unsigned(a.width) / kVec;
   const uint64_t number = vector / vectors;
   const int at = int(vector % vectors) * kVec;
@@ -927,32 +926,27 @@ __global__ void __launch_bounds__(kItemThreads)
   const bool here = number < unsigned(a.num_merges);
   const int4 merge = here ? a.items[a.num_items + number] : make_int4(0, 0, 0, 0);
   typename Op::State s;
-  const auto fetch = [&](typename Op::State& to, int slot) {
-    const int64_t from = int64_t(slot) * a.width + at;
-    Op::restore_vector(to, 0, a.scratch + from, Op::kHasArg ? a.scratch_arg + from : nullptr);
-  };
+  Op::init(s, kNoPosition<typename Op::Idx>);
   int slot = merge.y + member;
-  if (slot < merge.z) {
-    fetch(s, slot);
-  } else {
-    Op::init(s, kNoPosition<typename Op::Idx>);
-  }
-  slot += members;
-  // A hub has hundreds of pieces: many loads in flight, folded one by one.
-  constexpr int kBatch = Op::kHasArg ? 8 : 16;
-  for (; slot + (kBatch - 1) * members < merge.z; slot += kBatch * members) {
+  const auto fold = [&](auto batch) {
+    constexpr int kBatch = decltype(batch)::value;
     typename Op::State o[kBatch];
 #pragma unroll
-    for (int u = 0; u < kBatch; ++u) fetch(o[u], slot + u * members);
+    for (int u = 0; u < kBatch; ++u) {
+      Op::init(o[u], kNoPosition<typename Op::Idx>);
+      if (slot + u * kMembers >= merge.z) continue;
+      const int64_t from = int64_t(slot + u * kMembers) * a.width + at;
+      Op::restore_vector(o[u], 0, a.scratch + from, Op::kHasArg ? a.scratch_arg + from : nullptr);
+    }
 #pragma unroll
     for (int u = 0; u < kBatch; ++u) Op::merge(s, o[u]);
-  }
-  for (; slot < merge.z; slot += members) {
-    typename Op::State o;
-    fetch(o, slot);
-    Op::merge(s, o);
-  }
-  merge_groups<Op>(shared, 32, s);
+    slot += kBatch * kMembers;
+  };
+  // Most rows have a few pieces, a hub hundreds: many loads in flight, folded one by one.
+  constexpr int kMany = Op::kHasArg ? 8 : 16;
+  while (slot + (kMany / 2) * kMembers < merge.z) fold(std::integral_constant<int, kMany>());
+  while (slot < merge.z) fold(std::integral_constant<int, 4>());
+  merge_groups<Op>(kShared, 32, s);
   if (!here || member != 0) return;
   typename Op::Cols c;
   c.at[0] = at;

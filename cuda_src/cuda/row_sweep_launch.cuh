@@ -72,16 +72,22 @@ cudaError_t launch_rows(const RowSweep& p, cudaStream_t stream) {
 }
 
 template <template <typename, typename, int, int> class Op, typename T, int kVec>
-cudaError_t launch_merges(SweepArgs<T, int> a, int64_t num_slots, cudaStream_t stream) {
+cudaError_t launch_merges(const SweepArgs<T, int>& a, int64_t num_slots, cudaStream_t stream) {
   if (a.num_merges > 0) {
     // The more threads the shorter a hub's chain of loads; there are more of them than a GPU holds
     // only where rows have many pieces.
     constexpr int kLogMembers = 3, kManyPieces = 16;
     const int64_t vectors = a.num_merges * divide_up(a.width, kVec);
     const bool idle = vectors << kLogMembers <= 1 << 18;
-    a.log_members = idle || num_slots >= a.num_merges * kManyPieces ? kLogMembers : 0;
-    const unsigned blocks = unsigned(divide_up(vectors << a.log_members, kItemThreads));
-    GSP_LAUNCH_BLOCKS((merge_pieces<Op<T, int, kVec, 1>>), blocks, kItemThreads, stream, a);
+    const bool shared = idle || num_slots >= a.num_merges * kManyPieces;
+    const unsigned blocks =
+        unsigned(divide_up(vectors << (shared ? kLogMembers : 0), kItemThreads));
+    if (shared) {
+      GSP_LAUNCH_BLOCKS((merge_pieces<Op<T, int, kVec, 1>, kLogMembers>), blocks, kItemThreads,
+                        stream, a);
+    } else {
+      GSP_LAUNCH_BLOCKS((merge_pieces<Op<T, int, kVec, 1>, 0>), blocks, kItemThreads, stream, a);
+    }
   }
   return cudaGetLastError();
 }
