@@ -280,8 +280,8 @@ def move_edges(csr: Csr, order: Tensor) -> Csr:
 def piece_length(degree: Tensor, chunk: int) -> Tensor:
     """Edges that a piece of a row of `degree` edges has at most: `chunk`, and of a hub more.
 
-    One piece is a chain of gathers, and `merge_pieces` a chain over the pieces, eight at a time: of ``sqrt(degree / 8)``
-    edges, both are equally long.
+    One piece is a chain of gathers, and `merge_pieces` a chain over the pieces, eight at a time: both are equally long
+    where pieces have ``sqrt(degree / 8)`` edges.
     """
     return (degree.double() / 8).sqrt().ceil().long().clamp(min=chunk)
 
