@@ -219,15 +219,15 @@ def _sum_raw(
 _QUICK_TRANSPOSE = 1 << 18
 
 
-def _prepare_backward(core: Core, flipped: bool) -> tuple[Tensor, Tensor, int] | None:
-    """What `_native.row_sum` takes for the gradient of a sum, or None where that takes more.
+def _transposes_quickly(core: Core, x: Tensor) -> bool:
+    """Whether to make what a gradient takes in the forward's thread.
 
-    Made in the forward's thread: on a GPU a backward runs in another, to whose core all that it reads has to move.
+    On a GPU a backward runs in another, to whose core all that it reads has to move: for a small graph that takes
+    longer than the work.
     """
-    if torch.compiler.is_compiling() or (core.transpose is None and capturing(core.device)):
-        return None
-    csr, p = _planned(core, flipped, None)
-    return None if p.items is not None or p.pcsr is not None else (csr.rowptr, csr.col, p.lengths)
+    if not x.is_cuda or core.num_edges > _QUICK_TRANSPOSE or torch.compiler.is_compiling():
+        return False
+    return core.transpose is not None or not capturing(core.device)
 
 
 _TRANSPOSED = {"rows": "cols", "cols": "rows", None: None}  # which mean the gradient of one takes
@@ -248,9 +248,13 @@ class _Linear(torch.autograd.Function):
         ctx.form = core, flipped, mean, weight is not None
         if weight is not None:
             ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
-        small = x.is_cuda and core.num_edges <= _QUICK_TRANSPOSE
-        prepares = small and weight is None and mean is None and ctx.needs_input_grad[0]
-        ctx.prepared = _prepare_backward(core, not flipped) if prepares else None
+        ctx.prepared = ctx.plan = None
+        if ctx.needs_input_grad[0] and _transposes_quickly(core, x):
+            csr, ctx.plan = _planned(core, not flipped, None)
+            if weight is None and mean is None and ctx.plan.items is None and ctx.plan.pcsr is None:
+                ctx.prepared = csr.rowptr, csr.col, ctx.plan.lengths
+            elif mean == "rows":
+                _half(core, flipped).inverse_degree(_native.accumulation_dtype(x.dtype))
         return _linear_raw(core, flipped, x, weight, mean, plan)
 
     @staticmethod
@@ -264,7 +268,7 @@ class _Linear(torch.autograd.Function):
         x, weight = saved
         grad_x = grad_weight = None
         if ctx.needs_input_grad[0]:
-            grad_x = _linear(core, not flipped, grad, weight, _TRANSPOSED[mean])
+            grad_x = _linear(core, not flipped, grad, weight, _TRANSPOSED[mean], ctx.plan)
         if ctx.needs_input_grad[1]:
             if mean is not None:  # the count belongs to the rows of one side; scale that side
                 side = _half(core, flipped == (mean == "rows"))
@@ -341,6 +345,8 @@ class _Extremum(torch.autograd.Function):
         with_arg: bool,
     ) -> tuple[Tensor, Tensor]:
         out, arg = _extremum_raw(core, flipped, x, weight, minimum, plan, with_arg)
+        if ctx.needs_input_grad[0] and _transposes_quickly(core, x):
+            core.half(not flipped)
         if tie != "first":
             ctx.save_for_backward(x, weight, out)
         else:
