@@ -286,10 +286,10 @@ def _geomean(values: Array) -> float:
 
 
 def best_margin(data: Data, foreseen: Array) -> float:
-    """The largest margin under which unseen products come as close to their best as under any, but for 0.2%."""
+    """The largest margin under which unseen products come as close to their best as under any, but for 0.05%."""
     may = data.usable(SPACES["auto"])
     score = {m: _geomean(share_of_best(data, chosen(foreseen, may, m), may)) for m in MARGINS}
-    return max(m for m in MARGINS if score[m] >= max(score.values()) - 0.002)
+    return max(m for m in MARGINS if score[m] >= max(score.values()) - 0.0005)
 
 
 def implicit_gain(data: Data, foreseen: Array, margin: float) -> tuple[float, float]:
