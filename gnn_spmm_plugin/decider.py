@@ -1,19 +1,18 @@
-"""The decider: how a plan takes the rows of a graph, from its features, a width and a dtype, by a random forest.
+"""The decider: how a plan takes the rows of a graph, from its features, a width and a dtype.
 
-A `Candidate` is a way; a `Decider` is a forest that was trained on measurements of them (``gnn-spmm tune --train``) and
-foresees their times; `choose` takes the one that promises most, where that is clearly more than the rules
-(`gnn_spmm_plugin.schedule.layout_by_rule`, `gnn_spmm_plugin.pcsr.choose_config`) do. All of it is a pure function of
-what the graph looks like, width, dtype, GPU and the file of the forest.
+A `gnn_spmm_plugin.candidate.Candidate` is a way; a `Decider` holds measurements of them (``gnn-spmm tune --train``)
+and foresees their times by reading between them; `choose` takes the one that promises most, where that is clearly more
+than the rules (`gnn_spmm_plugin.schedule.layout_by_rule`, `gnn_spmm_plugin.pcsr.choose_config`) do. All of it is a pure
+function of what the graph looks like, width, dtype, GPU and the file of the decider.
 
-Method: the decider of ParamSpMM (Zhang et al., 2026, section 5). Different here: one forest for all widths, which
-foresees times instead of a class, over the rows of the CSR as well as over PCSR.
+Method: the features, and the task, of the decider of ParamSpMM (Zhang et al., 2026, section 5), which is a forest for
+each width that foresees a class. Here it is kernel ridge regression, one for all widths, that foresees times, over the
+rows of the CSR as well as over PCSR: what is near differs little, and it errs less than forests on unseen graphs.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -23,124 +22,22 @@ import numpy as np
 import torch
 
 from ._config import log
+from .candidate import RULES, Candidate, usable
 from .features import MatrixFeatures
 from .kernels import KERNELS_VERSION
-from .pcsr import Config
-from .schedule import BLOCKS, SCHEDULES, SQUARE, UNSPLIT, Layout
+from .router import STAGED_COLS, STAGED_DEGREE
+from .schedule import layout_by_rule, layout_of
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
 #: Of the file.
-FORMAT = 1
+FORMAT = 2
 FOLDER = Path(__file__).parent / "data"
 
-#: Numbers that the kernels can do with; names come from files.
-_NUMBER = r"(\d{1,6})"
-_LAYOUT = re.compile(rf"c{_NUMBER}\.w{_NUMBER}\.l{_NUMBER}(?:\.b(\d{{1,3}}))?", re.ASCII)
-_PLAIN = re.compile(r"(csr|blocks)(?:\.b(\d{1,3}))?", re.ASCII)
-_CONFIG = re.compile(r"W([1248])\.F([1-8])\.V([12])\.S([01])")
 
-
-@dataclass(frozen=True)
-class Candidate:
-    """A way to take rows; as text ``rules``, ``csr.b4``, ``c64.w1024.l32``, ``degree/c256.w0.l256``, ``W4.F1.V2.S1``.
-
-    Attributes:
-        rows: a `Layout` for the kernel csr_dual (``csr`` and ``blocks``: without a list), a `Config` for pcsr; None: of
-            csr_dual, by the rules.
-        schedule: a name of `gnn_spmm_plugin.schedule.SCHEDULES`.
-    """
-
-    rows: Layout | Config | None = None
-    schedule: str = "natural"
-
-    @property
-    def kernel(self) -> str:
-        """Name of the kernel."""
-        return "pcsr" if isinstance(self.rows, Config) else "csr_dual"
-
-    @property
-    def layout(self) -> Layout | None:
-        """`rows`, of csr_dual."""
-        return self.rows if isinstance(self.rows, Layout) else None
-
-    @property
-    def config(self) -> Config | None:
-        """`rows`, of pcsr."""
-        return self.rows if isinstance(self.rows, Config) else None
-
-    def __str__(self) -> str:
-        r = self.rows
-        if r is None:
-            text = "rules"
-        elif isinstance(r, Config):
-            text = f"W{r.W}.F{r.F}.V{r.V}.S{int(r.S)}"
-        else:
-            text = f"c{r.chunk}.w{r.window}.l{r.long}" if r.chunk else "blocks" if r.long else "csr"
-            text += f".b{r.bundle}" if r.bundle > 1 else ""
-        return text if self.schedule == "natural" else f"{self.schedule}/{text}"
-
-    @classmethod
-    def parse(cls, text: str) -> Candidate:
-        """The inverse of ``str``.
-
-        Raises:
-            ValueError: there is no such candidate.
-        """
-        schedule, _, name = text.rpartition("/")
-        if schedule and schedule not in SCHEDULES:
-            raise ValueError(f"candidate {text!r} has a schedule that is none of {', '.join(SCHEDULES)}")
-        rows: Layout | Config | None
-        if name == "rules":
-            rows = None
-        elif found := _LAYOUT.fullmatch(name):
-            chunk, window, long, bundle = (1 if v is None else int(v) for v in found.groups())
-            if chunk < 2 or bundle < 1:
-                raise ValueError(f"{text!r} is no candidate: a piece has 2 edges or more, a bundle a row or more")
-            rows = Layout(chunk, window, long, bundle)
-        elif found := _PLAIN.fullmatch(name):
-            plain = UNSPLIT if found[1] == "csr" else BLOCKS
-            rows = Layout(plain.chunk, plain.window, plain.long, max(1, int(found[2] or 1)))
-        elif found := _CONFIG.fullmatch(name):
-            rows = Config(int(found[1]), int(found[2]), int(found[3]), found[4] == "1")
-        else:
-            raise ValueError(f"{text!r} is no candidate; they look like rules, csr.b4, c64.w1024.l32, W4.F1.V2.S1")
-        return cls(rows, schedule or "natural")
-
-
-RULES = Candidate()
-
-#: What is measured, and chosen from. The first are those of csr_dual.
-CANDIDATES: tuple[Candidate, ...] = (
-    RULES,
-    *(
-        Candidate.parse(name)
-        for name in (
-            "blocks csr csr.b2 csr.b4 c64.w1024.l32 c64.w1024.l64 c64.w0.l64 c128.w1024.l64 c256.w1024.l64 "
-            "c256.w1024.l256 c256.w0.l256 c64.w1024.l64.b2 c64.w1024.l64.b4 degree/c64.w1024.l64 degree/c256.w1024.l64"
-        ).split()
-    ),
-    Candidate(schedule="degree"),  # whether communities pay is judged in `gnn_spmm_plugin.reuse`
-    *(Candidate(Config(w, f, v, s)) for w, f, v, s in itertools.product((4, 8), (1, 2), (1, 2), (False, True))),
-)
-
-
-def as_measured(candidate: Candidate, f: MatrixFeatures) -> Candidate | None:
-    """The first candidate that does the same to a graph of these features; None: not worth a measurement there."""
-    layout, config = candidate.layout, candidate.config
-    if config is not None:
-        splits = (f.split_single if config.V == 1 else f.split_double) > 1
-        return candidate if splits else Candidate(config._replace(S=False))
-    if layout is None:
-        return candidate
-    if layout.bundle > 1 and f.mean_degree > 12:
-        return None
-    if layout.chunk == 0:
-        return candidate if not layout.long or f.max_degree > 32 else Candidate.parse("csr")
-    chunk = 64 if f.max_degree <= 64 else layout.chunk  # none is split
-    long = 32 if f.max_degree <= 32 else 64 if f.max_degree <= 64 else layout.long
-    window = layout.window if f.num_rows > 1024 else 1024
-    return Candidate(Layout(chunk, window, min(long, layout.long), layout.bundle), candidate.schedule)
+def may_stage(f: MatrixFeatures) -> bool:
+    """Whether the rules might gather from shared memory (`gnn_spmm_plugin.schedule.stage_of`), which none else does."""
+    return f.mean_degree >= STAGED_DEGREE and f.num_cols <= STAGED_COLS
 
 
 # ---------------------------------------------------------------------- what it sees
@@ -178,6 +75,12 @@ _DERIVED = (
     "longest_us",
     "longest_over_all",
     "bytes_a_row",
+    "rule_direct",
+    "rule_staged",
+    "rule_chunk",
+    "rule_window",
+    "rule_long",
+    "rule_bundle",
 )
 #: What a GPU gathers, in bytes a microsecond for each multiprocessor, and edges that a lane group sweeps in one: to
 #: put numbers of edges in proportion, no more.
@@ -187,10 +90,11 @@ INPUTS = (*_SEEN, *_DERIVED)
 
 
 def inputs(f: MatrixFeatures, width: int, dtype: torch.dtype, device: DeviceFacts) -> Array:
-    """The values of `INPUTS`, float32."""
+    """The values of `INPUTS`, float32, 0 or more; those that begin with rule say what the rules would do."""
     row = width * dtype.itemsize
     cols, edges = max(f.num_cols, 1), max(f.num_edges, 1)
     gather, longest = edges * row / (_GATHERS * device.multiprocessors), f.max_degree / _EDGES
+    direct, listed = layout_by_rule(f)[0], layout_of(f)
     derived = (
         f.num_edges / (max(f.num_rows, 1) * cols),
         1 - f.empty_rows / max(f.num_rows, 1),
@@ -206,31 +110,51 @@ def inputs(f: MatrixFeatures, width: int, dtype: torch.dtype, device: DeviceFact
         longest,
         longest / (gather + 2),
         f.mean_degree * row,
+        direct.chunk == 0,
+        may_stage(f),
+        listed.chunk,
+        listed.window,
+        listed.long,
+        direct.bundle,
     )
     return np.array([*(getattr(f, name) for name in _SEEN), *derived], np.float32)
 
 
-# ---------------------------------------------------------------------- the forest
+# ---------------------------------------------------------------------- what it foresees
+
+#: Inputs count by their ratios: their logarithms are what is near or far, of those under this hardly.
+SMALL = 0.01
+
+
+def levels(x: Array) -> Array:
+    """Logarithms of `INPUTS`, float64."""
+    found: Array = np.log(x.astype(np.float64) + SMALL)
+    return found
+
+
+def nearness(squared_distance: Array) -> Array:
+    """What a measurement so far away is worth, 1 at 0: the Matern kernel of smoothness 3/2."""
+    r = np.sqrt(np.maximum(squared_distance, 0))
+    found: Array = (1 + r) * np.exp(-r)
+    return found
 
 
 @dataclass(frozen=True, eq=False)
 class Decider:
-    """A forest over `INPUTS` that foresees the logarithm of each candidate's time, against the best of them.
+    """Foresees the logarithm of each candidate's time, against the best of them, from products that were measured.
 
     Attributes:
-        gpu: name of the GPU that it was trained on.
+        gpu: name of the GPU of the measurements.
         version: `KERNELS_VERSION` of then.
         names: of what it sees.
         candidates: what it knows.
         margin: part of the time of the rules that a candidate has to promise to save, to be taken.
         implicit: whether plans that serve any width are chosen by it too.
-        roots: ``[trees]`` the first node of each.
-        feature: ``[nodes]`` position in `names`.
-        threshold: ``[nodes]`` float32; a value of at most that goes to the first child. Leaves: infinity.
-        child: ``[nodes, 2]``; leaves are their own.
-        leaf: ``[nodes]`` row of `value`; 0 where it is none.
-        value: ``[leaves, candidates]`` float32.
-        depth: steps from a root to a leaf, at most.
+        products: what was measured, in words.
+        scale: ``[inputs]`` how far a step of 1 in each of the `levels` leads.
+        points: ``[products, inputs]`` float32, `levels` of each times `scale`.
+        mean: ``[candidates]`` far away from all of them.
+        value: ``[products, candidates]`` float32, what each adds, times its `nearness`.
     """
 
     gpu: str
@@ -239,24 +163,32 @@ class Decider:
     candidates: tuple[Candidate, ...]
     margin: float
     implicit: bool
-    roots: Array
-    feature: Array
-    threshold: Array
-    child: Array
-    leaf: Array
+    products: tuple[str, ...]
+    scale: Array
+    points: Array
+    mean: Array
     value: Array
-    depth: int
 
-    def leaves(self, x: Array) -> Array:
-        """The leaf that a vector of `INPUTS` ends in, in each tree: ``[trees]`` rows of `value`."""
-        node, children = self.roots, self.child.reshape(-1)
-        for _ in range(self.depth):
-            node = children[2 * node + (x[self.feature[node]] > self.threshold[node])]
-        return self.leaf[node]
+    def distance(self, x: Array) -> Array:
+        """Square of how far each product is from `INPUTS`; what lies beyond all that was measured counts as its rim."""
+        low, high = self._rim
+        away = self.points - np.clip((levels(x) * self.scale).astype(np.float32), low, high)
+        found: Array = np.einsum("ij,ij->i", away, away)
+        return found
+
+    @functools.cached_property
+    def _rim(self) -> tuple[Array, Array]:
+        return self.points.min(0), self.points.max(0)
 
     def foresee(self, x: Array) -> Array:
         """Logarithm of the time of each candidate, up to a constant: ``[candidates]``."""
-        return self.value[self.leaves(x)].mean(0, dtype=np.float64)  # type: ignore[no-any-return]
+        return self.read(self.distance(x))
+
+    def read(self, distance: Array) -> Array:
+        """As `foresee`, from `distance`."""
+        # By einsum, whose sums, unlike a BLAS library's, do not depend on the number of threads.
+        found: Array = self.mean + np.einsum("i,ij->j", nearness(distance), self.value)
+        return found
 
     def save(self, path: str | Path) -> None:
         """Writes it."""
@@ -279,7 +211,6 @@ class Decider:
             names = tuple(map(str, d["names"]))
             if names != INPUTS:
                 raise ValueError("it sees other features than this version has")
-            index = {k: d[k].astype(np.int64) for k in ("roots", "feature", "child", "leaf")}
             made = cls(
                 gpu=str(d["gpu"]),
                 version=int(d["version"]),
@@ -287,10 +218,11 @@ class Decider:
                 candidates=tuple(Candidate.parse(str(c)) for c in d["candidates"]),
                 margin=float(d["margin"]),
                 implicit=bool(d["implicit"]),
-                threshold=d["threshold"].astype(np.float32),
+                products=tuple(map(str, d["products"])),
+                scale=d["scale"].astype(np.float64),
+                points=d["points"].astype(np.float32),
+                mean=d["mean"].astype(np.float64),
                 value=d["value"].astype(np.float32),
-                depth=int(d["depth"]),
-                **index,
             )
             made._check()
         except (OSError, KeyError, TypeError, ValueError, IndexError, EOFError) as e:
@@ -300,18 +232,12 @@ class Decider:
         return made
 
     def _check(self) -> None:
-        nodes = len(self.feature)
-        fits = self.child.shape == (nodes, 2) and self.threshold.shape == self.leaf.shape == (nodes,)
-        fits = fits and nodes > 0 and self.value.ndim == 2 and self.value.shape[1] == len(self.candidates)
-        fits = fits and self.feature.ndim == self.roots.ndim == 1 and 0 <= self.depth <= nodes and 0 <= self.margin < 1
-        for index, end in (
-            (self.roots, nodes),
-            (self.child, nodes),
-            (self.feature, len(self.names)),
-            (self.leaf, len(self.value)),
-        ):
-            fits = fits and index.size > 0 and 0 <= int(index.min()) and int(index.max()) < end
-        if not fits or RULES not in self.candidates or not np.isfinite(self.value).all():
+        known, inputs_, ways = len(self.products), len(self.names), len(self.candidates)
+        fits = self.scale.shape == (inputs_,) and self.points.shape == (known, inputs_)
+        fits = fits and self.mean.shape == (ways,) and self.value.shape == (known, ways) and known > 0
+        fits = fits and 0 <= self.margin < 1 and RULES in self.candidates
+        arrays = (self.scale, self.points, self.mean, self.value)
+        if not fits or not all(np.isfinite(a).all() for a in arrays) or not (self.scale >= 0).all():
             raise ValueError("its arrays do not fit each other")
 
 
@@ -346,27 +272,17 @@ class Decision:
     reasons: tuple[str, ...]
 
 
-def allowed(candidate: Candidate, f: MatrixFeatures, kernels: Sequence[str]) -> bool:
-    """Whether a candidate can run on a graph, and is of one of these kernels."""
-    if candidate.kernel not in kernels or f.num_edges == 0:
-        return False
-    if candidate.schedule in SQUARE and f.num_rows != f.num_cols:
-        return False
-    config = candidate.config
-    return config is None or max(f.num_cols << config.V, 2 * f.num_rows) <= 2**31
-
-
-def select(ratio: Array, usable: Sequence[int], rules: int, margin: float) -> int:
-    """The usable candidate of the least time; the rules, where they are usable, unless it saves `margin` of theirs.
+def select(ratio: Array, among: Sequence[int], rules: int, margin: float) -> int:
+    """The candidate of the least time; the rules, where they are among them, unless it saves `margin` of theirs.
 
     Args:
         ratio: time of each candidate over that of the rules.
-        usable: positions of the candidates to choose from.
+        among: positions of the candidates to choose from.
         rules: position of the rules.
         margin: see `Decider.margin`.
     """
-    best = min(usable, key=lambda i: (ratio[i], i))
-    return rules if rules in usable and ratio[best] > 1 - margin else best
+    best = min(among, key=lambda i: (ratio[i], i))
+    return rules if rules in among and ratio[best] > 1 - margin else best
 
 
 def choose(
@@ -388,20 +304,22 @@ def choose(
         kernels: names of those to choose from.
     """
     x = inputs(f, width, dtype, device)
-    foreseen = decider.foresee(x)
-    usable = [i for i, c in enumerate(decider.candidates) if allowed(c, f, kernels)]
-    if not usable:
+    distance = decider.distance(x)
+    foreseen = decider.read(distance)
+    among = usable(decider.candidates, f, kernels)
+    if not among:
         return Decision(RULES, ("decider   knows nothing that can run here: by the rules",))
     rules = decider.candidates.index(RULES)
     ratio = np.exp(foreseen - foreseen[rules])
-    best = select(ratio, usable, rules, decider.margin)
-    ranked = sorted(usable, key=lambda i: (ratio[i], i))
+    best = select(ratio, among, rules, decider.margin)
+    ranked = sorted(among, key=lambda i: (ratio[i], i))
     chosen = decider.candidates[best]
     told = ", ".join(f"{decider.candidates[i]} {ratio[i]:.2f}" for i in ranked[:4])
+    near = int(distance.argmin())
     reasons = (
         f"decider   {chosen}, expected at {ratio[best]:.2f} of the time of the rules, "
         f"asked for {decider.margin:.0%} less",
-        f"decider   expects {told}",
+        f"decider   expects {told}; nearest measured {decider.products[near]}, {distance[near] ** 0.5:.2f} away",
         "decider   saw " + ", ".join(f"{n} {v:.4g}" for n, v in zip(INPUTS, x.tolist(), strict=True)),
     )
     return Decision(chosen, reasons)

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from ._config import counters, env, log
+from .candidate import RULES, Candidate
 from .csr import Core, Csr, _refuse_capture, capturing
-from .decider import RULES, Candidate
 from .features import GraphFeatures
 from .graph import Graph
 from .kernels import DTYPES, KERNELS, REDUCES, Kernel, check_reduce, for_device
@@ -440,7 +440,7 @@ def plan(
             schedule, why = schedule_that_pays(csr, cached_rows(graph.device))
             reasons += why
         if schedule is not None:
-            decision = BY_RULES  # no forest, and no measurement, has seen this order
+            decision = BY_RULES  # no decider, and no measurement, has seen this order
         elif decision is BY_RULES and policy in ("auto", "paramspmm"):
             names = [k.name for k in KERNELS if reduce in k.reduces and asked in ("", k.name)]
             decision = decided(csr, width, dtype, names)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
+from .candidate import RULES
 from .csr import Csr
-from .decider import FOLDER, RULES, Decision, DeviceFacts, choose, shipped
+from .decider import FOLDER, Decision, DeviceFacts, choose, shipped
 from .features import GraphFeatures, MatrixFeatures
 from .kernels import KERNELS
 from .router import ra_route

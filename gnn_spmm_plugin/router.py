@@ -74,11 +74,12 @@ SHORT_ROWS = 16
 SMALL_EDGES = 100_000
 #: Graphs of more columns are never staged, whatever the GPU (`gnn_spmm_plugin.schedule.stage_of`).
 STAGED_COLS = 12_000
+STAGED_DEGREE = 64
 
 #: Ours, the first that holds decides: rows straight from the CSR arrays, or from a list that has long ones in pieces.
 AUTO_RULES = (
     Rule("short rows", "CSR_DIRECT", longest=(0, SHORT_ROWS + 1)),
-    Rule("small and dense", "CSR_ITEMS", degree=(64, INF), cols=(0, STAGED_COLS + 1)),
+    Rule("small and dense", "CSR_ITEMS", degree=(STAGED_DEGREE, INF), cols=(0, STAGED_COLS + 1)),
     Rule("even rows", "CSR_DIRECT", cv=(0, math.nextafter(0.35, 1)), longest=(0, 257)),
     Rule("small", "CSR_DIRECT", edges=(0, SMALL_EDGES), longest=(0, 101)),
     Rule("tiny", "CSR_DIRECT", edges=(0, 12_000), longest=(0, 257)),  # a second launch takes longer than such a row

@@ -24,8 +24,9 @@ from ._config import log
 from ._table import progress
 from .bench.candidates import GpuStopwatch, Problem, Stopwatch, measure
 from .bench.timer import own_stream
+from .candidate import CANDIDATES, RULES, Candidate, allowed
 from .csr import Core, Csr
-from .decider import CANDIDATES, FOLDER, RULES, Candidate, Decision, DeviceFacts, allowed, inputs, shipped
+from .decider import FOLDER, Decision, DeviceFacts, inputs, shipped
 from .features import MatrixFeatures
 from .graph import Graph
 from .kernels import KERNELS, KERNELS_VERSION, dtype_name

@@ -15,7 +15,7 @@ from .bench.collect import HOLDOUT, collect
 from .bench.command import _milliseconds as _seconds
 from .bench.command import _positive
 from .bench.evaluate import evaluate, print_picks
-from .bench.forest import fit, print_rows
+from .bench.learn import fit, print_rows
 from .bench.results import write_table
 from .graph import Graph
 from .kernels import REDUCES
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     forms.add_argument(
         "--collect", metavar="CSV", help="instead: measure on the training graphs; what the file has is left out"
     )
-    forms.add_argument("--train", metavar="CSV", help="instead: train the decider from such a file (scikit-learn)")
+    forms.add_argument("--train", metavar="CSV", help="instead: train the decider from such a file")
     forms.add_argument(
         "--evaluate", metavar="CSV", help="instead: time what auto takes against the best in such a file, once more"
     )
@@ -107,8 +107,7 @@ def _train(args: argparse.Namespace, command: str, quiet: bool) -> dict[str, Any
         "kernels_version": decider.version,
         "margin": decider.margin,
         "implicit": decider.implicit,
-        "trees": len(decider.roots),
-        "nodes": len(decider.feature),
+        "products": len(decider.products),
     }
     if not quiet:
         print_rows(rows, show)

@@ -15,7 +15,8 @@ import torch
 import gnn_spmm_plugin as gsp
 from gnn_spmm_plugin.bench import collect
 from gnn_spmm_plugin.bench.graphs import named
-from gnn_spmm_plugin.decider import CANDIDATES, DeviceFacts
+from gnn_spmm_plugin.candidate import CANDIDATES
+from gnn_spmm_plugin.decider import DeviceFacts
 from gnn_spmm_plugin.features import MatrixFeatures
 from gnn_spmm_plugin.kernels import KERNELS_VERSION
 from gnn_spmm_plugin.plan import Plan

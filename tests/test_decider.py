@@ -1,4 +1,4 @@
-"""The decider: candidates, what it sees, its forest, its choice, and how it is trained."""
+"""The decider: candidates, what it sees, what it foresees, its choice, and how it is trained."""
 
 from __future__ import annotations
 
@@ -17,22 +17,11 @@ from measurements import GPU, features, milliseconds, write_csv
 
 import gnn_spmm_plugin as gsp
 from gnn_spmm_plugin import cli, data, decider
-from gnn_spmm_plugin.bench import forest
+from gnn_spmm_plugin.bench import learn
 from gnn_spmm_plugin.bench.collect import Collection
 from gnn_spmm_plugin.bench.graphs import named
-from gnn_spmm_plugin.decider import (
-    CANDIDATES,
-    INPUTS,
-    RULES,
-    Candidate,
-    Decider,
-    allowed,
-    as_measured,
-    choose,
-    inputs,
-    select,
-    shipped,
-)
+from gnn_spmm_plugin.candidate import CANDIDATES, RULES, Candidate, allowed, as_measured
+from gnn_spmm_plugin.decider import INPUTS, Decider, choose, inputs, select, shipped
 from gnn_spmm_plugin.features import GraphFeatures, MatrixFeatures
 from gnn_spmm_plugin.kernels import KERNELS, KERNELS_VERSION
 from gnn_spmm_plugin.pcsr import Config, panel_features, vectors
@@ -43,10 +32,14 @@ POLICY = importlib.import_module("gnn_spmm_plugin.policy")
 DUAL = next(k for k in KERNELS if k.name == "csr_dual")
 
 
-def stump(threshold: float = 100.0, margin: float = 0.05, **given: object) -> Decider:
-    """One tree, one question: up to `threshold` columns csr is best, beyond it W4.F1.V2.S0; the rules take 1.2 and 1.5
-    times as long."""
+def known(margin: float = 0.05, **given: object) -> Decider:
+    """Two products that differ in their width alone, and far enough to be alone: for 100 columns csr is best, for 101
+    W4.F1.V2.S0; the rules take 1.2 and 1.5 times as long."""
     names = (RULES, Candidate(UNSPLIT), Candidate(Config(4, 1, 2, False)))
+    scale = np.zeros(len(INPUTS))
+    scale[INPUTS.index("width")] = 1e4
+    points = np.zeros((2, len(INPUTS)), np.float32)
+    points[:, INPUTS.index("width")] = np.log(np.array([100.01, 101.01])) * 1e4
     made = Decider(
         gpu=GPU.name,
         version=KERNELS_VERSION,
@@ -54,13 +47,11 @@ def stump(threshold: float = 100.0, margin: float = 0.05, **given: object) -> De
         candidates=names,
         margin=margin,
         implicit=False,
-        roots=np.array([0]),
-        feature=np.array([INPUTS.index("width"), 0, 0]),
-        threshold=np.array([threshold, np.inf, np.inf], np.float32),
-        child=np.array([[1, 2], [1, 1], [2, 2]]),
-        leaf=np.array([0, 0, 1]),
+        products=("one 100 float32", "one 101 float32"),
+        scale=scale,
+        points=points,
+        mean=np.zeros(3),
         value=np.log(np.array([[1.2, 1.0, 2.0], [1.5, 2.0, 1.0]], np.float32)),
-        depth=1,
     )
     return dataclasses.replace(made, **given)  # type: ignore[arg-type]
 
@@ -192,7 +183,25 @@ def test_features_of_next_to_nothing(device: str, rows: int, cols: int) -> None:
         assert (f.split_single, f.padding, f.mean_non_empty, f.near) == (1.0, 0.5, 1.0, 0.0)
 
 
-# ---------------------------------------------------------------------- the forest
+@pytest.mark.parametrize(
+    ("given", "direct", "staged", "bundle"),
+    [
+        ({"max_degree": 16, "mean_degree": 3.0}, 1, 0, 4),
+        ({"max_degree": 17, "mean_degree": 3.0}, 0, 0, 1),
+        ({"max_degree": 900, "mean_degree": 64.0, "num_cols": 12_000}, 0, 1, 1),
+        ({"max_degree": 900, "mean_degree": 63.9, "num_cols": 12_000}, 0, 0, 1),
+        ({"max_degree": 900, "mean_degree": 64.0, "num_cols": 12_001}, 0, 0, 1),
+    ],
+)
+def test_it_sees_what_the_rules_do(given: dict[str, float], direct: int, staged: int, bundle: int) -> None:
+    """Their own thresholds are where times jump, which nothing smooth could know."""
+    f = features(1, num_rows=200_000, num_edges=10**6, degree_cv=1.0, **given)
+    seen = dict(zip(INPUTS, inputs(f, 64, torch.float32, GPU).tolist(), strict=True))
+    assert (seen["rule_direct"], seen["rule_staged"], seen["rule_bundle"]) == (direct, staged, bundle)
+    assert (seen["rule_direct"] == 1) == (layout_by_rule(f)[0].chunk == 0) and seen["rule_chunk"] >= 64
+
+
+# ---------------------------------------------------------------------- what it foresees
 
 
 @pytest.fixture(scope="module")
@@ -201,35 +210,51 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def trained(measured: Path) -> tuple[object, Decider, forest.Data]:
-    pytest.importorskip("sklearn")
-    seen = forest.Data.of(Collection.read(measured))
-    fitted = forest.train(seen, n_estimators=20)
-    return fitted, forest.export(fitted, GPU.name, 0.05, False, grain=0), seen
+def trained(measured: Path) -> tuple[Decider, learn.Data]:
+    seen = learn.Data.of(Collection.read(measured))
+    return learn.train(seen, learn.Scale.start(seen), GPU.name, 0.05), seen
 
 
-def test_forest_is_that_of_scikit_learn(trained: tuple[object, Decider, forest.Data]) -> None:
-    """Leaf for leaf; also where a feature is a threshold, or next to it."""
-    fitted, made, seen = trained
-    x = np.concatenate([seen.x, seen.x * np.float32(1.3), -seen.x])
-    at = np.random.default_rng(0).integers(0, len(made.feature), 300)
-    for node in at[made.threshold[at] < np.inf]:
-        for step in (-np.inf, made.threshold[node], np.inf):
-            row = x[node % len(seen.x)].copy()
-            row[made.feature[node]] = np.nextafter(made.threshold[node], np.float32(step))
-            x = np.concatenate([x, row[None]])
-    assert len(x) > 200
-    leaves = fitted.apply(x)  # type: ignore[attr-defined]
-    ours = np.stack([made.leaves(row) for row in x])
-    node_of = [np.flatnonzero(e.tree_.children_left < 0) for e in fitted.estimators_]  # type: ignore[attr-defined]
-    start = np.cumsum([0, *(len(n) for n in node_of)])
-    for t, nodes in enumerate(node_of):
-        assert (nodes[ours[:, t] - start[t]] == leaves[:, t]).all()
-    np.testing.assert_allclose(np.stack([made.foresee(row) for row in x]), fitted.predict(x), atol=1e-6)  # type: ignore[attr-defined]
+def test_it_reads_between_what_was_measured(measured: Path) -> None:
+    """Kernel ridge regression, against its definition, in loops; and without noise, what was measured comes out."""
+    seen = learn.Data.of(Collection.read(measured))
+    start = learn.Scale.start(seen)
+    noise = 0.02
+    made = learn.train(seen, learn.Scale(start.scale, noise), GPU.name)
+    at = np.log(seen.x.astype(float) + 0.01) * start.scale
+
+    def kernel(a: np.ndarray, b: np.ndarray) -> float:
+        r = float(np.sqrt(((a - b) ** 2).sum()))
+        return (1 + r) * float(np.exp(-r))
+
+    k = np.array([[kernel(a, b) for b in at] for a in at])
+    y = seen.target()
+    weights = np.linalg.inv(k + noise * np.eye(len(k))) @ (y - y.mean(0))
+    for i in (0, 7, 20):
+        between = np.sqrt((seen.x[i] + 0.01) * (seen.x[i + 1] + 0.01)) - 0.01
+        for x in (seen.x[i], between.astype(np.float32)):
+            z = np.log(x.astype(float) + 0.01) * start.scale
+            expected = y.mean(0) + np.array([kernel(z, b) for b in at]) @ weights
+            np.testing.assert_allclose(made.foresee(x), expected, atol=2e-4)
+    exact = learn.train(seen, learn.Scale(start.scale, 1e-6), GPU.name)
+    np.testing.assert_allclose([exact.foresee(x) for x in seen.x], y, atol=1e-3)
 
 
-def test_forest_chooses_what_was_fastest(trained: tuple[object, Decider, forest.Data]) -> None:
-    _, made, _ = trained
+def test_beyond_all_that_was_measured(trained: tuple[Decider, learn.Data]) -> None:
+    """What is larger or smaller than anything known counts as the largest or smallest: no guess runs away."""
+    made, seen = trained
+    for factor in (1e3, 1e9):
+        for end in (seen.x.max(0), seen.x.min(0)):
+            beyond = end * np.float32(factor if end is not seen.x.min(0) else 1 / factor)
+            assert np.isfinite(made.foresee(beyond)).all()
+    largest, more = seen.x.max(0), seen.x.max(0) * np.float32(100)
+    np.testing.assert_array_equal(made.foresee(largest), made.foresee(more))
+    inside = seen.x.min(0) + np.float32(0.3) * (largest - seen.x.min(0))
+    assert (made.foresee(inside) != made.foresee(largest)).any()
+
+
+def test_it_chooses_what_was_fastest(trained: tuple[Decider, learn.Data]) -> None:
+    made, _ = trained
     for seed in range(12):
         f = features(seed)
         taken = choose(made, f, 64, torch.float32, GPU).candidate
@@ -238,24 +263,27 @@ def test_forest_chooses_what_was_fastest(trained: tuple[object, Decider, forest.
         assert milliseconds(f, 64, str(taken)) == min(milliseconds(f, 64, str(c)) for c in CANDIDATES)
 
 
-def test_file(tmp_path: Path, trained: tuple[object, Decider, forest.Data]) -> None:
-    _, made, seen = trained
+def test_file(tmp_path: Path, trained: tuple[Decider, learn.Data]) -> None:
+    made, seen = trained
     made.save(tmp_path / "decider_test.npz")
     again = Decider.load(tmp_path / "decider_test.npz")
-    assert (again.gpu, again.version, again.candidates, again.margin, again.implicit) == (
-        made.gpu,
-        made.version,
-        CANDIDATES,
-        0.05,
-        False,
-    )
+    for name in ("gpu", "version", "names", "candidates", "margin", "implicit", "products"):
+        assert getattr(again, name) == getattr(made, name)
+    assert (again.margin, again.candidates, again.products[1]) == (0.05, CANDIDATES, "g0 64 float32")
     assert all((again.foresee(x) == made.foresee(x)).all() for x in seen.x)
 
 
-def test_time(trained: tuple[object, Decider, forest.Data]) -> None:
-    """Under 0.3 ms with 60 trees of depth 14; here the best of many calls, on whatever machine this is."""
-    small = trained[1]
-    made = dataclasses.replace(small, roots=np.tile(small.roots, 3), depth=14)
+def test_time(trained: tuple[Decider, learn.Data]) -> None:
+    """Under 0.3 ms with 1500 products; here the best of many calls, on whatever machine this is."""
+    small = trained[0]
+    times = -(-1500 // len(small.products))
+    made = dataclasses.replace(
+        small,
+        products=small.products * times,
+        points=np.tile(small.points, (times, 1)),
+        value=np.tile(small.value, (times, 1)),
+    )
+    made._check()
     f = features(1)
     best = min(_seconds(lambda: choose(made, f, 64, torch.float32, GPU)) for _ in range(200))
     assert best < 0.6e-3, best
@@ -268,22 +296,22 @@ def _seconds(call: object) -> float:
 
 
 def _bad_files(path: Path) -> dict[str, Path]:
-    good = stump()
+    good = known()
     found = {}
     for name, made in {
-        "child": dataclasses.replace(good, child=np.array([[1, 3], [1, 1], [2, 2]])),
-        "root": dataclasses.replace(good, roots=np.array([-1])),
-        "feature": dataclasses.replace(good, feature=np.array([len(INPUTS), 0, 0])),
+        "scale": dataclasses.replace(good, scale=good.scale[1:]),
+        "negative": dataclasses.replace(good, scale=-good.scale),
+        "points": dataclasses.replace(good, points=good.points[:1]),
+        "point_alone": dataclasses.replace(good, points=good.points[0]),
+        "mean": dataclasses.replace(good, mean=good.mean[:2]),
         "value": dataclasses.replace(good, value=good.value[:, :2]),
         "nan": dataclasses.replace(good, value=good.value * np.nan),
+        "infinite": dataclasses.replace(good, points=good.points + np.inf),
         "inputs": dataclasses.replace(good, names=INPUTS[1:]),
-        "empty": dataclasses.replace(good, roots=np.array([], int)),
-        "deep": dataclasses.replace(good, depth=10**15),
-        "shallow": dataclasses.replace(good, depth=-1),
+        "empty": dataclasses.replace(good, products=(), points=good.points[:0], value=good.value[:0]),
+        "products": dataclasses.replace(good, products=good.products[:1]),
         "margin": dataclasses.replace(good, margin=float("nan")),
-        "roots": dataclasses.replace(good, roots=good.roots.reshape(-1, 1)),
-        "root_alone": dataclasses.replace(good, roots=np.array(0)),
-        "features": dataclasses.replace(good, feature=np.stack([good.feature] * 2, 1)),
+        "no_rules": dataclasses.replace(good, candidates=(Candidate(BLOCKS), *good.candidates[1:])),
     }.items():
         made.save(path / f"{name}.npz")
         found[name] = path / f"{name}.npz"
@@ -316,13 +344,13 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 
 def test_which_file_is_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert shipped(tmp_path, "Test GPU") == (None, "none for Test GPU")
-    stump().save(tmp_path / "decider_a.npz")
+    known().save(tmp_path / "decider_a.npz")
     shipped.cache_clear()
     found, said = shipped(tmp_path, "Test GPU")
     assert found is not None and said == "decider_a.npz" and shipped(tmp_path, "Test GPU")[0] is found
     found, said = shipped(tmp_path, "Other GPU")
     assert found is None and said == "none for Other GPU (decider_a.npz is for Test GPU)"
-    stump(version=KERNELS_VERSION + 1).save(tmp_path / "decider_a.npz")
+    known(version=KERNELS_VERSION + 1).save(tmp_path / "decider_a.npz")
     shipped.cache_clear()
     found, said = shipped(tmp_path, "Test GPU")
     assert found is None and f"knows version {KERNELS_VERSION + 1} of the kernels, these are {KERNELS_VERSION}" in said
@@ -361,7 +389,7 @@ def test_margin() -> None:
         (101, 0.2, "W4.F1.V2.S0"),  # 1 / 1.5 saves 0.33
         (101, 0.4, "rules"),
     ):
-        assert str(choose(stump(margin=margin), f, width, torch.float32, GPU).candidate) == expected
+        assert str(choose(known(margin=margin), f, width, torch.float32, GPU).candidate) == expected
 
 
 def test_choice_among_kernels() -> None:
@@ -372,12 +400,17 @@ def test_choice_among_kernels() -> None:
         (100, ("csr_dual", "pcsr"), "csr"),
         (100, (), "rules"),
     ):
-        decision = choose(stump(), f, width, torch.float32, GPU, kernels)
+        decision = choose(known(), f, width, torch.float32, GPU, kernels)
         assert str(decision.candidate) == expected
-        assert decision == choose(stump(), f, width, torch.float32, GPU, kernels)
-    reasons = choose(stump(), f, 100, torch.float16, GPU).reasons
+        assert decision == choose(known(), f, width, torch.float32, GPU, kernels)
+    short, long = (dataclasses.replace(f, mean_degree=degree) for degree in (12.0, 12.1))
+    bundled = known(candidates=(RULES, Candidate.parse("csr.b2"), Candidate(Config(4, 1, 2, False))))
+    assert str(choose(bundled, short, 100, torch.float32, GPU).candidate) == "csr.b2"
+    assert str(choose(bundled, long, 100, torch.float32, GPU).candidate) == "rules"  # there they are not measured
+    reasons = choose(known(), f, 100, torch.float16, GPU).reasons
     assert "csr, expected at 0.83 of the time of the rules, asked for 5% less" in reasons[0]
     assert "csr 0.83, rules 1.00, W4.F1.V2.S0 1.67" in reasons[1]
+    assert "nearest measured one 100 float32, 0.00 away" in reasons[1]
     assert "row_bytes 200" in reasons[2] and "num_rows" in reasons[2]
 
 
@@ -398,10 +431,10 @@ def test_in_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert decided(100).reasons == ("decider   none for Test GPU: by the rules",)  # type: ignore[attr-defined]
     assert decided(100, implicit=True) == POLICY.BY_RULES
-    stump().save(tmp_path / "decider_test.npz")
+    known().save(tmp_path / "decider_test.npz")
     assert str(decided(100).candidate) == "csr" and str(decided(101).candidate) == "W4.F1.V2.S0"  # type: ignore[attr-defined]
     assert decided(100, implicit=True) == POLICY.BY_RULES == decided(100, kind="cpu")
-    stump(implicit=True).save(tmp_path / "decider_test.npz")
+    known(implicit=True).save(tmp_path / "decider_test.npz")
     assert str(decided(100, ("csr_dual",), implicit=True).candidate) == "csr"  # type: ignore[attr-defined]
 
 
@@ -417,7 +450,7 @@ def test_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shipped.cache_clear()
     rules = gsp.plan(g, 100)
     assert f"decider   none for {name}" in rules.explain() and rules.kernel.name == "csr_dual"
-    stump(gpu=name, implicit=True).save(tmp_path / "decider_test.npz")
+    known(gpu=name, implicit=True).save(tmp_path / "decider_test.npz")
     shipped.cache_clear()
     g = gsp.Graph.from_csr(c.rowptr, c.col)
     unsplit, panels = gsp.plan(g, 100), gsp.plan(g, 128)
@@ -441,7 +474,6 @@ def test_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_training(measured: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The command writes a decider that has learnt the rule behind the measurements, and a report that says so."""
-    pytest.importorskip("sklearn")
     out, report = tmp_path / "decider_test.npz", tmp_path / "report.csv"
     assert cli.main(["tune", "--train", str(measured), "--out", str(out), "--report-csv", str(report)]) == 0
     made = Decider.load(out)
@@ -458,32 +490,56 @@ def test_training(measured: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert held[5] == "8" and float(held[7]) > 0.95
 
 
-def test_unseen_means_unseen(measured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No forest foresees a graph that it was trained on."""
-    pytest.importorskip("sklearn")
-    seen = forest.Data.of(Collection.read(measured))
-    given: list[int] = []
+@pytest.mark.parametrize("group", ["graph", "family"])
+def test_unseen_means_unseen(measured: Path, monkeypatch: pytest.MonkeyPatch, group: str) -> None:
+    """Neither the scale nor the decider that foresees a graph, or a family, has seen anything of it."""
+    seen = learn.Data.of(Collection.read(measured))
+    groups = [getattr(p, group) for p in seen.products]
+    scaled: list[set[str]] = []
 
-    def train(data: forest.Data, **settings: object) -> object:
-        given.append(len(data.x))
-        known = {tuple(row) for row in data.x}
+    def learn_scale(data: learn.Data) -> learn.Scale:
+        scaled.append({getattr(p, group) for p in data.products})
+        return learn.Scale.start(data)
 
-        def predict(x: np.ndarray) -> np.ndarray:
-            assert not known & {tuple(row) for row in x}
-            return np.zeros((len(x), len(CANDIDATES)))
+    def train(data: learn.Data, learnt: learn.Scale, gpu: str) -> object:
+        known = {getattr(p, group) for p in data.products}
+        (missing,) = set(groups) - known
 
-        return SimpleNamespace(predict=predict)
+        def foresee(x: np.ndarray) -> np.ndarray:
+            assert any((row == x).all() for row, g in zip(seen.x, groups, strict=True) if g == missing)
+            assert missing not in scaled[-1]
+            return np.full(len(CANDIDATES), float(missing[-1]))
 
-    monkeypatch.setattr(forest, "train", train)
-    forest.foresee_unseen(seen, lambda p: p.graph)
-    assert given == [len(seen.x) - 2] * 24
+        return SimpleNamespace(foresee=foresee)
+
+    monkeypatch.setattr(learn, "learn_scale", learn_scale)
+    monkeypatch.setattr(learn, "train", train)
+    found = learn.foresee_unseen(seen, lambda p: getattr(p, group))  # type: ignore[no-any-return]
+    assert (found == np.array([[float(g[-1])] for g in groups])).all() and len(scaled) == min(8, len(set(groups)))
+
+
+def test_learning_a_scale(measured: Path) -> None:
+    """Of inputs of which one alone says what is fastest, that one comes to count; and every run learns the same."""
+    draw = np.random.default_rng(3)
+    seen = learn.Data.of(Collection.read(measured))
+    x = draw.uniform(0.5, 2.0, seen.x.shape).astype(np.float32)
+    x[1::2] = x[::2]  # both products of a graph
+    at = INPUTS.index("distinct")
+    ms = np.full(seen.ms.shape, 1.5)
+    ms[:, 1], ms[:, -1] = np.where(np.log(x[:, at]) > 0, (1.0,), (1.4,)), np.where(np.log(x[:, at]) > 0, 1.4, 1.0)
+    data = learn.Data(seen.products, x, ms)
+    learnt, start = learn.learn_scale(data), learn.Scale.start(data)
+    grown = learnt.scale / start.scale
+    assert grown.argmax() == at and grown[at] > 1.5 * np.median(grown)
+    again = learn.learn_scale(data)
+    assert (again.scale == learnt.scale).all() and again.noise == learnt.noise > 0
 
 
 def test_implicit_gain(measured: Path) -> None:
     """What one choice for all widths brings, counted at each of them."""
-    seen = forest.Data.of(Collection.read(measured)).only(lambda p: p.graph in ("g0", "g1"))
+    seen = learn.Data.of(Collection.read(measured)).only(lambda p: p.graph in ("g0", "g1"))
     foreseen = np.log(seen.ms)
-    gain, worst = forest.implicit_gain(seen, foreseen, 0.0)
+    gain, worst = learn.implicit_gain(seen, foreseen, 0.0)
     dual = [i for i, c in enumerate(CANDIDATES) if c.kernel == "csr_dual"]
     expected = seen.ms[:, 0] / seen.ms[:, dual].min(1)
     assert max(expected) > 1.1
@@ -499,8 +555,8 @@ def test_rules_may_have_changed(measured: Path) -> None:
         (features(1, num_edges=10**6, mean_degree=64.0, max_degree=999, degree_cv=1.0, num_cols=12_000), "rules"),
     ):
         times = {str(c): float(i) for i, c in enumerate(CANDIDATES)}
-        assert forest._by_rules_now(times, f) == times[now]
-    assert forest._by_rules_now({"rules": 3.0}, features(1)) == 3.0
+        assert learn._by_rules_now(times, f) == times[now]
+    assert learn._by_rules_now({"rules": 3.0}, features(1)) == 3.0
 
 
 @pytest.mark.parametrize(

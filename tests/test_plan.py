@@ -21,7 +21,7 @@ from strategies import DTYPES, NAMED, REDUCES, edges, values
 
 import gnn_spmm_plugin as gsp
 from gnn_spmm_plugin import _config
-from gnn_spmm_plugin.decider import Candidate
+from gnn_spmm_plugin.candidate import Candidate
 from gnn_spmm_plugin.features import GraphFeatures
 from gnn_spmm_plugin.functional_aggregate import aggregate
 from gnn_spmm_plugin.kernels import for_device

@@ -22,7 +22,7 @@ from gnn_spmm_plugin.bench import candidates, collect, evaluate, regimes
 from gnn_spmm_plugin.bench.collect import Collection
 from gnn_spmm_plugin.bench.graphs import named
 from gnn_spmm_plugin.bench.timer import own_stream
-from gnn_spmm_plugin.decider import CANDIDATES, RULES, Candidate
+from gnn_spmm_plugin.candidate import CANDIDATES, RULES, Candidate
 from gnn_spmm_plugin.kernels import KERNELS_VERSION
 from gnn_spmm_plugin.tune import Tuned, cache_folder, fingerprint, recall, remember, tuned
 

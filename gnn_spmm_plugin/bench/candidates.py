@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from ..decider import CANDIDATES, RULES, Candidate, allowed, as_measured
+from ..candidate import CANDIDATES, RULES, Candidate, allowed, as_measured
 from ..features import MatrixFeatures
 from ..functional import spmm
 from ..graph import Graph

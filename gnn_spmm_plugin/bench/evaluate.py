@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from .._table import progress
-from ..decider import Candidate
+from ..candidate import Candidate
 from ..functional import spmm
 from ..graph import Graph
 from ..kernels import DTYPE_OF

@@ -8,30 +8,31 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from .._table import progress
-from ..decider import CANDIDATES, INPUTS, RULES, Candidate, Decider, allowed, as_measured, inputs, select
+from ..candidate import CANDIDATES, RULES, Candidate, as_measured, usable
+from ..decider import INPUTS, Decider, inputs, levels, may_stage, nearness, select
 from ..features import MatrixFeatures
 from ..kernels import DTYPE_OF, KERNELS_VERSION
-from ..router import STAGED_COLS
 from ..schedule import layout_by_rule
 from .collect import Collection
+from .regimes import digest
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
 #: Times are foreseen up to so many times the best; beyond that it does not matter how bad a candidate is.
 CLIP = math.log(2)
+#: And a loss while learning up to so many.
+MOST = math.log(3)
 #: Margins that are tried, smallest first.
 MARGINS = (0.0, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2)
-#: Values of leaves are rounded to this, so that the file packs well.
-GRAIN = 1 / 1024
-SETTINGS: dict[str, Any] = {
-    "n_estimators": 60,
-    "min_samples_leaf": 2,
-    "max_depth": 16,
-    "max_features": 1.0,
-    "random_state": 17,
-}
+#: Of a learning of the scale: steps, how far each leads, the part of the graphs that is hidden at a step, how often
+#: families are instead, a fifth of them, and how much more two candidates have to differ for the choice to be clear.
+STEPS, STEP, HIDDEN, FAMILIES, UNCLEAR = 150, 0.05, 0.4, 0.3, 0.03
+#: See `Scale.noise`; where learning begins, and the least, so that equal products do no harm.
+NOISE, LEAST_NOISE = 0.02, 0.001
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,11 @@ class Data:
 
     def only(self, keep: Callable[[Product], bool]) -> Data:
         """Some of the products."""
-        at = [i for i, p in enumerate(self.products) if keep(p)]
-        return Data([self.products[i] for i in at], self.x[at], self.ms[at])
+        return self.without(np.array([not keep(p) for p in self.products]))
+
+    def without(self, out: Array) -> Data:
+        """All products but some."""
+        return Data([p for p, o in zip(self.products, out, strict=True) if not o], self.x[~out], self.ms[~out])
 
     def target(self) -> Array:
         """Logarithm of each candidate's time over the best, up to `CLIP`."""
@@ -95,52 +99,99 @@ class Data:
 
     def usable(self, kernels: Sequence[str]) -> Array:
         """``[products, candidates]``: what may be chosen."""
-        return np.array([[allowed(c, p.features, kernels) for c in CANDIDATES] for p in self.products])
+        found = np.zeros(self.ms.shape, bool)
+        for row, p in zip(found, self.products, strict=True):
+            row[usable(CANDIDATES, p.features, kernels)] = True
+        return found
 
 
 def _by_rules_now(times: dict[str, float], f: MatrixFeatures) -> float:
     """Time of the rules: as measured, or, where another candidate says what they have become since then, of that."""
     candidate = as_measured(Candidate(layout_by_rule(f)[0]), f)
-    staged = f.mean_degree >= 64 and f.num_cols <= STAGED_COLS  # perhaps: then no candidate is what the rules are
-    return times[str(RULES)] if staged else times.get(str(candidate), times[str(RULES)])
+    # Where it may be staged, no candidate is what the rules are.
+    return times[str(RULES)] if may_stage(f) else times.get(str(candidate), times[str(RULES)])
 
 
-def train(data: Data, **settings: Any) -> Any:
-    """A scikit-learn forest.
+# ---------------------------------------------------------------------- learning
 
-    Raises:
-        ValueError: scikit-learn is not installed.
+
+@dataclass(frozen=True)
+class Scale:
+    """What is learnt of how near two products are.
+
+    Attributes:
+        scale: see `Decider.scale`.
+        noise: that of the measurements, against a variance of 1: added to the diagonal of the kernel's matrix.
     """
-    try:
-        from sklearn.ensemble import ExtraTreesRegressor
-    except ImportError as e:
-        raise ValueError("training needs scikit-learn: pip install gnn-spmm-plugin[tune]") from e
-    forest = ExtraTreesRegressor(**{**SETTINGS, **settings})
-    return forest.fit(data.x, data.target())
+
+    scale: Array
+    noise: float
+
+    @classmethod
+    def start(cls, data: Data) -> Scale:
+        """All inputs count the same, one standard deviation of each as much as that of any other."""
+        spread = levels(data.x).std(0)
+        return cls(np.where(spread > 1e-9, len(INPUTS) ** -0.5 / np.maximum(spread, 1e-9), 0.0), NOISE)
 
 
-def export(forest: Any, gpu: str, margin: float, implicit: bool, grain: float = GRAIN) -> Decider:
-    """The forest as plain arrays; `grain` 0: leaves as they are, in float32."""
-    roots, feature, threshold, child, leaf, value = [], [], [], [], [], []
-    nodes = leaves = depth = 0
-    for tree in (e.tree_ for e in forest.estimators_):
-        count = tree.node_count
-        is_leaf = tree.children_left < 0
-        own = np.arange(count)
-        exact = np.where(is_leaf, np.inf, tree.threshold)
-        bound = exact.astype(np.float32)
-        # sklearn compares float32 features with float64 thresholds: the largest float32 below says the same.
-        bound = np.where(bound > exact, np.nextafter(bound, np.float32(-np.inf)), bound).astype(np.float32)
-        sides = [np.where(is_leaf, own, side) for side in (tree.children_left, tree.children_right)]
-        number = np.cumsum(is_leaf) - 1 + leaves
-        roots.append(nodes)
-        feature.append(np.where(is_leaf, 0, tree.feature))
-        threshold.append(bound)
-        child.append(np.stack(sides, 1) + nodes)
-        leaf.append(np.where(is_leaf, number, 0))
-        value.append(tree.value[is_leaf, :, 0])
-        nodes, leaves, depth = nodes + count, leaves + int(is_leaf.sum()), max(depth, tree.max_depth)
-    values = np.concatenate(value)
+def learn_scale(data: Data, seed: int = 17) -> Scale:
+    """The scale under which the choice for hidden graphs loses least, by gradient descent.
+
+    At each step other graphs, or families of them, are hidden, their times foreseen from the rest, and the candidates
+    weighted by the softmax of what is foreseen; what that loses on average, in logarithms of time, goes down. The mean
+    over the second half of the steps is taken. So the scale is not fitted to one way of dividing the graphs.
+    """
+    start = Scale.start(data)
+    graphs, families = (np.array([getattr(p, name) for p in data.products]) for name in ("graph", "family"))
+    draw = np.random.default_rng(seed)
+    x = torch.from_numpy(levels(data.x) * start.scale).float()
+    y = torch.from_numpy(data.target()).float()
+    may = torch.from_numpy(data.usable(SPACES["auto"]) & np.isfinite(data.ms))
+    lost = torch.from_numpy(np.where(may, np.minimum(np.log(data.ms / data.ms.min(1, keepdims=True)), MOST), 0)).float()
+    free = torch.tensor([0.0] * len(INPUTS) + [math.log(NOISE)], requires_grad=True)
+    steps = torch.optim.Adam([free], lr=STEP)
+    seen: list[Tensor] = []
+    for step in range(STEPS):
+        labels, part = (families, 0.2) if draw.random() < FAMILIES else (graphs, HIDDEN)
+        names = np.unique(labels)
+        hidden = np.isin(labels, draw.choice(names, max(1, int(len(names) * part)), replace=False))
+        if hidden.all():
+            continue
+        out, rest = torch.from_numpy(hidden), torch.from_numpy(~hidden)
+        a = x * free[:-1].exp()
+        noise = free[-1].exp().clamp(min=LEAST_NOISE)
+        k = _nearness(a[rest], a[rest]) + noise * torch.eye(int(rest.sum()))
+        mean = y[rest].mean(0)
+        foreseen = mean + _nearness(a[out], a[rest]) @ torch.cholesky_solve(y[rest] - mean, torch.linalg.cholesky(k))
+        share = torch.softmax(torch.where(may[out], -foreseen / UNCLEAR, -math.inf), 1)
+        loss = (share * lost[out]).sum(1).mean()
+        steps.zero_grad()
+        loss.backward()
+        steps.step()
+        if 2 * step >= STEPS:
+            seen.append(free.detach().clone())
+    if not seen:
+        return start
+    found = torch.stack(seen).mean(0).double().exp().numpy()
+    return Scale(start.scale * found[:-1], max(float(found[-1]), LEAST_NOISE))
+
+
+def _nearness(a: Tensor, b: Tensor) -> Tensor:
+    """`gnn_spmm_plugin.decider.nearness` of the rows of one to those of the other, with a gradient."""
+    squared = a.square().sum(1, keepdim=True) + b.square().sum(1) - 2 * a @ b.T
+    r = (squared.clamp(min=0) + 1e-8).sqrt()
+    return (1 + r) * (-r).exp()
+
+
+def train(data: Data, learnt: Scale, gpu: str, margin: float = 0.0, implicit: bool = False) -> Decider:
+    """The decider of measurements."""
+    points = (levels(data.x) * learnt.scale).astype(np.float32)
+    y = data.target()
+    mean = y.mean(0)
+    exact = points.astype(np.float64)
+    squares = (exact * exact).sum(1)
+    k = nearness(squares[:, None] + squares - 2 * exact @ exact.T)
+    value = np.linalg.solve(k + learnt.noise * np.eye(len(k)), y - mean)
     return Decider(
         gpu=gpu,
         version=KERNELS_VERSION,
@@ -148,40 +199,44 @@ def export(forest: Any, gpu: str, margin: float, implicit: bool, grain: float = 
         candidates=CANDIDATES,
         margin=margin,
         implicit=implicit,
-        roots=np.array(roots),
-        feature=np.concatenate(feature).astype(np.int16),
-        threshold=np.concatenate(threshold),
-        child=np.concatenate(child).astype(np.int32),
-        leaf=np.concatenate(leaf).astype(np.int32),
-        value=(np.round(values / grain) * grain if grain else values).astype(np.float32),
-        depth=depth,
+        products=tuple(f"{p.graph} {p.width} {p.dtype}" for p in data.products),
+        scale=learnt.scale,
+        points=points,
+        mean=mean,
+        value=value.astype(np.float32),
     )
 
 
-def foresee_unseen(data: Data, group: Callable[[Product], str], **settings: Any) -> Array:
-    """What forests foresee that were trained without the product's group: ``[products, candidates]``."""
-    groups = [group(p) for p in data.products]
-    names = sorted(set(groups))
+def foresee_unseen(data: Data, group: Callable[[Product], str], parts: int = 8) -> Array:
+    """What deciders foresee that know nothing of the product's group: ``[products, candidates]``.
+
+    A scale is learnt for each of so many parts of the groups, without that part; with it, each group of the part is
+    foreseen from all other groups.
+    """
+    groups = np.array([group(p) for p in data.products])
+    names = sorted(set(groups), key=digest)
     found = np.empty_like(data.ms)
-    for name in progress(names, len(names), "leave one out"):
-        out = np.array([g == name for g in groups])
-        forest = train(Data([], data.x[~out], data.ms[~out]), n_jobs=-1, **settings)
-        found[out] = forest.predict(data.x[out])
+    for part in progress([names[i::parts] for i in range(min(parts, len(names)))], min(parts, len(names)), "unseen"):
+        learnt = learn_scale(data.without(np.isin(groups, part)))
+        for name in part:
+            out = groups == name
+            made = train(data.without(out), learnt, "")
+            found[out] = [made.foresee(x) for x in data.x[out]]
     return found
 
 
 _RULES = CANDIDATES.index(RULES)
 
 
-def chosen(foreseen: Array, usable: Array, margin: float) -> Array:
+def chosen(foreseen: Array, may: Array, margin: float) -> Array:
     """Which candidate the decider takes, ``[products]``."""
     ratio = np.exp(foreseen - foreseen[:, [_RULES]])
-    return np.array([select(r, list(np.flatnonzero(u)), _RULES, margin) for r, u in zip(ratio, usable, strict=True)])
+    return np.array([select(r, list(np.flatnonzero(u)), _RULES, margin) for r, u in zip(ratio, may, strict=True)])
 
 
-def share_of_best(data: Data, choice: Array, usable: Array) -> Array:
+def share_of_best(data: Data, choice: Array, may: Array) -> Array:
     """Time of the best usable candidate over that of the chosen one, ``[products]``; a third where that has none."""
-    best = np.where(usable, data.ms, np.inf).min(1)
+    best = np.where(may, data.ms, np.inf).min(1)
     share: Array = best / data.ms[np.arange(len(choice)), choice]
     return np.where(share > 0, share, 1 / 3)
 
@@ -194,13 +249,13 @@ def report_rows(data: Data, foreseen: Array, margin: float, protocol: str) -> li
     """How well the decider and the rules choose, by space; of all products, by width and dtype, and by family."""
     found = []
     for space, kernels in SPACES.items():
-        usable = data.usable(kernels)
-        best = np.where(usable, data.ms, np.inf).argmin(1)
-        choices = {"decider": chosen(foreseen, usable, margin)}
-        if _RULES in np.flatnonzero(usable.any(0)):
+        may = data.usable(kernels)
+        best = np.where(may, data.ms, np.inf).argmin(1)
+        choices = {"decider": chosen(foreseen, may, margin)}
+        if _RULES in np.flatnonzero(may.any(0)):
             choices["rules"] = np.full(len(data.products), _RULES)
         for who, choice in choices.items():
-            share = share_of_best(data, choice, usable)
+            share = share_of_best(data, choice, may)
             parts = {
                 "all": ["all"] * len(share),
                 "width": [f"{p.width} {p.dtype}" for p in data.products],
@@ -231,10 +286,10 @@ def _geomean(values: Array) -> float:
 
 
 def best_margin(data: Data, foreseen: Array) -> float:
-    """The largest margin under which unseen products come as close to their best as under any, but for 0.2%."""
-    usable = data.usable(SPACES["auto"])
-    score = {m: _geomean(share_of_best(data, chosen(foreseen, usable, m), usable)) for m in MARGINS}
-    return max(m for m in MARGINS if score[m] >= max(score.values()) - 0.002)
+    """The largest margin under which unseen products come as close to their best as under any, but for 0.05%."""
+    may = data.usable(SPACES["auto"])
+    score = {m: _geomean(share_of_best(data, chosen(foreseen, may, m), may)) for m in MARGINS}
+    return max(m for m in MARGINS if score[m] >= max(score.values()) - 0.0005)
 
 
 def implicit_gain(data: Data, foreseen: Array, margin: float) -> tuple[float, float]:
@@ -254,7 +309,7 @@ def fit(path: str) -> tuple[Decider, list[dict[str, Any]]]:
         path: written by ``gnn-spmm tune --collect``.
 
     Raises:
-        ValueError: the file is none, or was measured with other kernels; or scikit-learn is not installed.
+        ValueError: the file is none, or was measured with other kernels.
     """
     collection = Collection.read(path)
     version = collection.head.get("kernels_version")
@@ -273,7 +328,7 @@ def fit(path: str) -> tuple[Decider, list[dict[str, Any]]]:
     if len({p.family for p in seen.products}) > 1:
         rows += report_rows(seen, foresee_unseen(seen, lambda p: p.family), margin, "leave one family out")
     gain, worst = implicit_gain(seen, foreseen, margin)
-    made = export(train(seen, n_jobs=-1), collection.head["gpu"], margin, implicit=gain > 1.01 and worst > 0.9)
+    made = train(seen, learn_scale(seen), collection.head["gpu"], margin, gain > 1.01 and worst > 0.9)
     for protocol, part in (
         ("held out", every.only(lambda p: p.holdout and p.family != "bench")),
         ("suite", every.only(lambda p: p.family == "bench")),
