@@ -18,13 +18,15 @@ from torch_geometric.nn.conv import MessagePassing
 from ... import _native
 from ..._config import disabled, log
 from ...kernels import DTYPES
-from . import aggregate, direct, memo
+from . import aggregate, direct, direct_attention, memo
 from .lazy import PLAIN, LazyMessage, Pending, constant, saved_tensor_hooks, wrap
 from .operations import is_lazy
 from .records import Record, record_of
 
 FLAG = "_gsp_accelerated"  # the one attribute that `accelerate` sets on layers
 TESTED = ((2, 6), (2, 9))  # first PyG release that was tested, first that was not
+
+direct.register(direct_attention.ADAPTERS)
 
 _lock = threading.RLock()
 _count = 0  # patches in force for the whole process
