@@ -20,6 +20,7 @@ from .csr import Core, Csr
 from .derivatives import _half, _hides_grad, _needs_grad, _transformed
 from .functional import edge_softmax, sddmm, spmm
 from .graph import Graph
+from .plan import _lengths
 
 #: Ways of scoring an edge s -> d, for each head; `given` holds their operands, those of the sources first:
 #:
@@ -157,7 +158,7 @@ class _Part:
     def __init__(self, csr: Csr, begin: int, end: int, first: int, last: int) -> None:
         self.entries, self.rows = slice(begin, end), slice(first, last)
         borders = csr.rowptr[first : last + 1].long().clamp(begin, end)
-        self.offsets = borders - begin
+        self.offsets = (borders - begin).to(csr.rowptr.dtype)
         self.owner = torch.repeat_interleave(borders[1:] - borders[:-1], output_size=end - begin)
         self.columns = csr.col[self.entries]
         self.ids = self.entries if csr.perm is None else csr.perm[self.entries]
@@ -165,6 +166,12 @@ class _Part:
     def sums(self, own: Tensor, other: Tensor) -> Tensor:
         """``own[row] + other[column]``."""
         return other.index_select(0, self.columns).add_(own[self.rows].index_select(0, self.owner))
+
+    def row_sums(self, terms: Tensor) -> Tensor:
+        """The sum of `terms` over the entries of each row."""
+        long_row, chunk = _lengths(self.offsets.shape[0] - 1, terms.shape[0])
+        every = torch.arange(terms.shape[0], dtype=self.offsets.dtype, device=terms.device)
+        return _native.row_sum(self.offsets, every, terms, long_row << 32 | chunk)  # type: ignore[no-any-return]
 
 
 def _parts(core: Core, flipped: bool, width: int) -> list[_Part]:
@@ -215,7 +222,7 @@ def _pair_side(
         if grad_att is not None:
             grad_att += F.leaky_relu(z, slope).t() @ g
         terms = torch.ops.aten.leaky_relu_backward(g @ blocks, z, slope, False)
-        out[part.rows] += torch.segment_reduce(terms, "sum", offsets=part.offsets)
+        out[part.rows] += part.row_sums(terms)
     if grad_att is not None:
         grad_att = grad_att.view(heads, channels, heads).diagonal(dim1=0, dim2=2).t().to(att.dtype)
     return out.to(own.dtype), grad_att
