@@ -77,6 +77,20 @@ def attend(
     return out
 
 
+def coefficients(
+    graph: Graph,
+    score: str,
+    given: tuple[Tensor, ...],
+    *,
+    slope: float | None = None,
+    scale: float = 1.0,
+    dropout: float = 0.0,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """``[E, H]``: what `attend` multiplies messages with, in the caller's order of the edges."""
+    return F.dropout(edge_softmax(graph, scores(graph, score, given, slope, scale, dtype)), dropout)
+
+
 def scores(
     graph: Graph,
     score: str,
@@ -259,4 +273,4 @@ class _Pair(torch.autograd.Function):
         return *grads, None, None, None
 
 
-__all__ = ["SCORES", "attend", "in_row_order", "scores", "sum_of_ends"]
+__all__ = ["SCORES", "attend", "coefficients", "in_row_order", "scores", "sum_of_ends"]
