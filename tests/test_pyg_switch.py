@@ -353,7 +353,7 @@ class Half(MessagePassing):
         out: Tensor = self.propagate(edge_index, x=x, s=x.sum(1, keepdim=True))
         return out
 
-    def message(self, x_j: Tensor, s_i: Tensor, s_j: Tensor) -> Tensor:
+    def message(self, s_i: Tensor, s_j: Tensor, x_j: Tensor) -> Tensor:
         return x_j * torch.cat([s_i, s_j], 1).amax(1, keepdim=True)
 
 
