@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from . import _native
 from .csr import Core, Csr
-from .derivatives import _half, _hides_grad, _needs_grad, _transformed
+from .derivatives import _half, _hides_grad, _needs_grad, _rows_first, _transformed
 from .functional import edge_softmax, sddmm, spmm
 from .graph import Graph
 from .plan import _lengths
@@ -147,8 +147,8 @@ def _prepare_rows(core: Core, flipped: bool) -> bool:
 
 # ---------------------------------------------------------------------- GATv2: <att, act(src[s] + dst[d])>
 
-#: Bytes of a part of the edges; large enough to keep a device busy.
-PART_BYTES = {"cpu": 1 << 20, "cuda": 1 << 26}
+#: Bytes of a part of the edges where there is no kernel; large enough to keep a GPU busy.
+PART_BYTES = 1 << 26
 
 
 def _pair(graph: Graph, src: Tensor, dst: Tensor, att: Tensor, slope: float) -> Tensor:
@@ -191,7 +191,7 @@ class _Part:
 def _parts(core: Core, flipped: bool, width: int) -> list[_Part]:
     """All entries of one direction, `width` bytes each."""
     csr = core.half(flipped)
-    count = max(1, PART_BYTES.get(core.device.type, 1 << 26) // max(width, 1))
+    count = max(1, PART_BYTES // max(width, 1))
     name = f"parts{flipped:d}_{count}"
     borders: list[tuple[int, int, int, int]] | None = core.derived.get(name)
     if borders is None:
@@ -205,41 +205,38 @@ def _parts(core: Core, flipped: bool, width: int) -> list[_Part]:
     return [_Part(csr, *border) for border in borders]
 
 
-def _blocks(att: Tensor) -> Tensor:
-    """``[H, C]`` as ``[H * C, H]``, with which a product of rows is one dot product for each head."""
-    heads = torch.eye(att.shape[0], dtype=att.dtype, device=att.device)
-    return (att.unsqueeze(2) * heads.unsqueeze(1)).flatten(0, 1)
+def _has_kernel(t: Tensor) -> bool:
+    return t.device.type == "cpu"
 
 
 def _pair_raw(core: Core, flipped: bool, src: Tensor, dst: Tensor, att: Tensor, slope: float) -> Tensor:
     csr = _half(core, flipped)
-    out = src.new_empty(core.num_edges, att.shape[0])
-    src, dst = src.flatten(1), dst.flatten(1)
-    with torch.no_grad(), torch.autocast(src.device.type, enabled=False):
-        blocks = _blocks(att)
-        for part in _parts(core, flipped, src.shape[1] * src.element_size()):
-            out[part.ids] = F.leaky_relu_(part.sums(dst, src), slope) @ blocks
-    assert csr is not None
+    src, dst, att = src.flatten(1), dst.flatten(1), att.contiguous()
+    if _has_kernel(src) and att.numel():
+        given = csr.rowptr, csr.col, csr.perm, _rows_first(dst), _rows_first(src)
+        return _native.pair_score(*given, att, slope)  # type: ignore[no-any-return]
+    out = src.new_zeros(core.num_edges, att.shape[0])
+    for part in _parts(core, flipped, src.shape[1] * src.element_size()):
+        terms = F.leaky_relu_(part.sums(dst, src), slope).mul_(att.flatten())
+        out[part.ids] = terms.view(-1, *att.shape).sum(2)
     return out
 
 
-def _pair_side(
-    core: Core, flipped: bool, own: Tensor, other: Tensor, att: Tensor, slope: float, grad: Tensor, with_att: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Gradients of the features of the rows of one direction and, if asked for, of `att`."""
-    heads, channels = att.shape
+def _pair_side(core: Core, flipped: bool, own: Tensor, other: Tensor, slope: float, grad: Tensor) -> Tensor:
+    """Sum over the entries of each row of one direction of `grad` ``[E, H]``, times `slope` where ends add up to less
+    than 0; ``[num_rows, H * C]``.
+    """
+    csr = core.half(flipped)
+    if _has_kernel(own):
+        grad = grad.contiguous() if csr.perm is None else grad.index_select(0, csr.perm)
+        given = csr.rowptr, csr.col, grad, _rows_first(own), _rows_first(other)
+        return _native.pair_gradient(*given, slope)  # type: ignore[no-any-return]
     out = torch.zeros(own.shape, dtype=_native.accumulation_dtype(own.dtype), device=own.device)
-    grad_att = torch.zeros(heads * channels, heads, dtype=out.dtype, device=own.device) if with_att else None
-    blocks = _blocks(att).t()
     for part in _parts(core, flipped, own.shape[1] * own.element_size()):
-        z, g = part.sums(own, other), grad[part.ids]
-        if grad_att is not None:
-            grad_att += F.leaky_relu(z, slope).t() @ g
-        terms = torch.ops.aten.leaky_relu_backward(g @ blocks, z, slope, False)
-        out[part.rows] += part.row_sums(terms)
-    if grad_att is not None:
-        grad_att = grad_att.view(heads, channels, heads).diagonal(dim1=0, dim2=2).t().to(att.dtype)
-    return out.to(own.dtype), grad_att
+        sums = part.sums(own, other)
+        each = grad[part.ids].unsqueeze(2).expand(-1, -1, own.shape[1] // grad.shape[1]).reshape(sums.shape)
+        out[part.rows] += part.row_sums(torch.ops.aten.leaky_relu_backward(each, sums, slope, False))
+    return out.to(own.dtype)
 
 
 class _Pair(torch.autograd.Function):
@@ -261,16 +258,23 @@ class _Pair(torch.autograd.Function):
             found = iter(torch.autograd.grad(again, wanted, grad, create_graph=True))
             return *(next(found) if need else None for need in needed), None, None, None
         src, dst, att = given
-        grads: list[Tensor | None] = [None, None, None]
-        flat_src, flat_dst = src.flatten(1), dst.flatten(1)
-        with torch.autocast(src.device.type, enabled=False):
-            if needed[1] or needed[2]:
-                rows, grads[2] = _pair_side(core, flipped, flat_dst, flat_src, att, slope, grad, needed[2])
-                grads[1] = rows.view_as(dst)
-            if needed[0]:
-                rows, _ = _pair_side(core, not flipped, flat_src, flat_dst, att, slope, grad, False)
-                grads[0] = rows.view_as(src)
-        return *grads, None, None, None
+        grad_src = grad_dst = grad_att = None
+        ends: list[tuple[Tensor, Tensor]] = []
+        if att.numel() == 0:
+            return *(torch.zeros_like(t) for t in given), None, None, None
+        if needed[1] or needed[2]:
+            of_dst = _pair_side(core, flipped, dst.flatten(1), src.flatten(1), slope, grad).view_as(dst)
+            grad_dst = of_dst * att
+            ends.append((dst, of_dst))
+        if needed[0] or needed[2]:
+            of_src = _pair_side(core, not flipped, src.flatten(1), dst.flatten(1), slope, grad).view_as(src)
+            grad_src = of_src * att
+            ends.append((src, of_src))
+        if needed[2]:
+            # sum of grad * act(a + b) = sum of grad * act'(a + b) * (a + b), added up by a and by b; what has no edge
+            # (or a node that is no number) has no part in it
+            grad_att = sum((t * of).masked_fill_(of == 0, 0).sum(0) for t, of in ends)
+        return grad_src, grad_dst, grad_att, None, None, None
 
 
 __all__ = ["SCORES", "attend", "coefficients", "in_row_order", "scores", "sum_of_ends"]
