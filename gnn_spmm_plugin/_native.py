@@ -314,9 +314,7 @@ def _fake_pair_score(
     return a.new_empty(_edge_shape(col, att.shape[0]))
 
 
-def _fake_pair_gradient(
-    rowptr: Tensor, col: Tensor, weight: Tensor, a: Tensor, b: Tensor, slope: float
-) -> Tensor:
+def _fake_pair_gradient(rowptr: Tensor, col: Tensor, weight: Tensor, a: Tensor, b: Tensor, slope: float) -> Tensor:
     return a.new_empty(a.shape)
 
 

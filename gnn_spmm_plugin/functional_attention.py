@@ -1,6 +1,6 @@
-"""Attention: a score for each edge from what stands at its two ends, a softmax over the edges into each node, and the
-weighted sum. For layers and integrations.
+"""Attention: a score for each edge, a softmax over the edges into each node, the weighted sum.
 
+For layers and integrations; scores are made of what stands at the two ends of an edge.
 Nothing that is made, forward or backward, has the size of the messages, ``E x H x C``: a sum of two node values is the
 dot product ``<[dst, 1], [1, src]>``, whose derivatives are sums over neighbours, and what has no such form (GATv2) is
 computed a part of the edges at a time, again in the backward.
@@ -8,6 +8,7 @@ computed a part of the edges at a time, again in the backward.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -100,9 +101,9 @@ def scores(
     dtype: torch.dtype | None = None,
 ) -> Tensor:
     """``[E, H]`` scores, see `SCORES` and `attend`; edge order as the graph was made."""
-    for t in given:
-        dtype_of_all = t.dtype if t is given[0] else torch.promote_types(dtype_of_all, t.dtype)
-    given = tuple(t.to(dtype or dtype_of_all) for t in given)
+    if dtype is None:
+        dtype = functools.reduce(torch.promote_types, (t.dtype for t in given))
+    given = tuple(t.to(dtype) for t in given)
     if score == "pair":
         src, dst, att = given
         assert slope is not None
@@ -223,8 +224,9 @@ def _pair_raw(core: Core, flipped: bool, src: Tensor, dst: Tensor, att: Tensor, 
 
 
 def _pair_side(core: Core, flipped: bool, own: Tensor, other: Tensor, slope: float, grad: Tensor) -> Tensor:
-    """Sum over the entries of each row of one direction of `grad` ``[E, H]``, times `slope` where ends add up to less
-    than 0; ``[num_rows, H * C]``.
+    """What `att` has to be multiplied with: ``[num_rows, H * C]``, for the rows of one direction.
+
+    The sum over each row of `grad` ``[E, H]``, times `slope` where the features at both ends add up to less than 0.
     """
     csr = core.half(flipped)
     if _has_kernel(own):
@@ -241,9 +243,7 @@ def _pair_side(core: Core, flipped: bool, own: Tensor, other: Tensor, slope: flo
 
 class _Pair(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, src: Tensor, dst: Tensor, att: Tensor, core: Core, flipped: bool, slope: float
-    ) -> Tensor:
+    def forward(ctx: Any, src: Tensor, dst: Tensor, att: Tensor, core: Core, flipped: bool, slope: float) -> Tensor:
         ctx.save_for_backward(src, dst, att)
         ctx.form = core, flipped, slope
         return _pair_raw(core, flipped, src, dst, att, slope)
@@ -253,7 +253,7 @@ class _Pair(torch.autograd.Function):
         core, flipped, slope = ctx.form
         given, needed = ctx.saved_tensors, ctx.needs_input_grad[:3]
         if torch.is_grad_enabled():
-            again = _pair_plain(core, flipped, *given, slope)
+            again = _pair_plain(core, flipped, given[0], given[1], given[2], slope)
             wanted = [t for t, need in zip(given, needed, strict=True) if need]
             found = iter(torch.autograd.grad(again, wanted, grad, create_graph=True))
             return *(next(found) if need else None for need in needed), None, None, None

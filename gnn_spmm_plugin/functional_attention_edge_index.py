@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,7 +38,7 @@ def attend_edge_index(
     dtype: torch.dtype | None = None,
     policy: str = "auto",
 ) -> Tensor:
-    """`gnn_spmm_plugin.functional_attention.attend` over ``edge_index``, as one operator that ``torch.compile`` can see.
+    """`functional_attention.attend` over ``edge_index``, as one operator that ``torch.compile`` can see.
 
     Args:
         x: ``[num_src, H, C]``.
@@ -84,9 +85,7 @@ def _forward(x: Tensor, given: list[Tensor], edge_index: Tensor, keep: Tensor | 
 def _(x: Tensor, given: list[Tensor], edge_index: Tensor, keep: Tensor | None, num_src: int, *rest: Any) -> Tensor:
     num_dst, dtype = rest[0], rest[6]
     if dtype is None:
-        dtype = given[0].dtype
-        for t in given:
-            dtype = torch.promote_types(dtype, t.dtype)
+        dtype = functools.reduce(torch.promote_types, (t.dtype for t in given))
     dtype = torch.promote_types(x.dtype, dtype)
     dtype = dtype if keep is None else torch.promote_types(dtype, keep.dtype)
     return x.new_empty((num_dst, *x.shape[1:]), dtype=dtype)
@@ -99,7 +98,13 @@ def _(x: Tensor, given: list[Tensor], edge_index: Tensor, keep: Tensor | None, n
     tags=_TAGS,
 )
 def _backward(
-    grad: Tensor, needed: list[bool], x: Tensor, given: list[Tensor], edge_index: Tensor, keep: Tensor | None, *rest: Any
+    grad: Tensor,
+    needed: list[bool],
+    x: Tensor,
+    given: list[Tensor],
+    edge_index: Tensor,
+    keep: Tensor | None,
+    *rest: Any,
 ) -> list[Tensor]:
     with _recording():
         leaves = [t.detach().requires_grad_(need) for t, need in zip((x, *given), needed, strict=True)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import os
 import pickle
@@ -91,10 +92,15 @@ def test_bipartite(device: str) -> None:
         stock, ours = pair(device, (WIDTH, 4), 5, 2, add_self_loops=loops, residual=True)
         graph = gsp.Graph.from_edge_index(edge_index, (N, 13))
         for given, size in ((own, None), (own, (N, 13)), (None, (N, 13))):
-            expected = outputs_and_gradients(stock, lambda x, o: stock((x, o), edge_index, size=size), x, given)
-            got = outputs_and_gradients(ours, lambda x, o: ours((x, o), edge_index, size=size), x, given)
-            assert_same(got, expected)
-            assert_same(outputs_and_gradients(ours, lambda x, o: ours((x, o), graph), x, given), expected)
+
+            def call(x: Tensor, o: Tensor | None, layer: Any, edges: Any, size: Any) -> Any:
+                return layer((x, o), edges, size=size)
+
+            how = {"edges": edge_index, "size": size}
+            expected = outputs_and_gradients(stock, functools.partial(call, layer=stock, **how), x, given)
+            assert_same(outputs_and_gradients(ours, functools.partial(call, layer=ours, **how), x, given), expected)
+            how = {"edges": graph, "size": None}
+            assert_same(outputs_and_gradients(ours, functools.partial(call, layer=ours, **how), x, given), expected)
 
 
 @needs_pyg

@@ -130,7 +130,7 @@ def test_supergat_draws_as_stock(kind: str, device: str) -> None:
             assert direct(layer)
         assert_same(got, expected)
         given = random_graph(N, N, 40, seed=4, device=device) - 1  # from the end, too
-        call = functools.partial(lambda x, layer: run(layer, 3, x, edge_index, given), layer=layer)
+        call = functools.partial(lambda x, layer, given: run(layer, 3, x, edge_index, given), layer=layer, given=given)
         expected = outputs_and_gradients(layer, call, x)
         with patched(layer):
             got = outputs_and_gradients(layer, call, x)

@@ -97,7 +97,9 @@ class Net(torch.nn.Module):
         return x
 
 
-def measure(graph: str, model: str, paths: Sequence[str], device: str, steps: int, scale: float) -> list[dict[str, Any]]:
+def measure(
+    graph: str, model: str, paths: Sequence[str], device: str, steps: int, scale: float
+) -> list[dict[str, Any]]:
     """Rows, one for each path, see `COLUMNS`.
 
     ``peak_bytes`` counts what the model and its training step allocate on the GPU beyond features and graph; on the CPU
@@ -140,7 +142,8 @@ def _together(
     for row, run in zip(rows, runs, strict=True):
         if run is not None and row["status"] == "ok":
             row.update(run.row())
-    del runs, run
+    runs.clear()
+    run = None
     clear_cache()
     gc.collect()
     if device == "cuda":

@@ -1,8 +1,9 @@
 """What is made from two lazy gathers, of both ends of an edge; and joined heads.
 
 The dot product of what an edge's ends have, ``(q_i * k_j).sum(-1)``, is how attention is scored; `product` waits for
-the sum, which then takes one number per edge and head. `joined` waits for the aggregation of ``(alpha * x_j).view(-1,
-heads * channels)``, whose heads may as well be joined after it. Whatever else happens to these writes them, as PyG does.
+the sum, which then takes one number per edge and head. `added` writes the sum of two numbers per head at once. `joined`
+waits for the aggregation of ``(alpha * x_j).view(-1, heads * channels)``, whose heads may as well be joined after it.
+Whatever else happens to these writes them, as PyG does.
 """
 
 from __future__ import annotations

@@ -304,7 +304,7 @@ def _two_linear(layer: Any, x: Any, edge_index: Any, weight: Any, size: Any, bef
 # ---------------------------------------------------------------------- putting it under PyG's layers
 
 
-_ADAPTERS: dict[type, Callable[..., Any]] = {
+_ADAPTERS: dict[Any, Callable[..., Any]] = {
     GCNConv: _gcn,
     SAGEConv: _sage,
     GINConv: _gin,
@@ -312,7 +312,7 @@ _ADAPTERS: dict[type, Callable[..., Any]] = {
 }
 
 
-def register(adapters: dict[type, Callable[..., Any]]) -> None:
+def register(adapters: dict[Any, Callable[..., Any]]) -> None:
     """More of them, by class: what to call in place of ``forward``; it may return NotImplemented."""
     _ADAPTERS.update(adapters)
     _STOCK.update({cls: _stock(cls) for cls in adapters})

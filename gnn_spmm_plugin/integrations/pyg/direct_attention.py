@@ -58,7 +58,7 @@ def _look(layer: Any, x: Any, edge_index: Any, size: Any = None, **unusual: Any)
         return "the layer was changed, is explained, decomposed or has message passing hooks"
     if direct._reduction(layer) != "sum":
         return "its aggregation is no plain sum, or has hooks"
-    sizes = [None, None] if size is None else list(size)
+    sizes: list[Any] = [None, None] if size is None else list(size)
     if len(sizes) != 2 or (size is not None and None in sizes):
         return None
     for side, t in enumerate(pair):
@@ -88,7 +88,7 @@ def _decline(layer: Any, reason: _Ends | str | None) -> Any:
 
 
 def _attend(
-    layer: Any, place: direct._Place, x: Tensor, score: str, *given: Tensor, of_none: Callable[[], Tensor], **how: Any
+    layer: Any, place: direct._Place, x: Tensor, score: str, *given: Tensor, of_none: Callable[[], Any], **how: Any
 ) -> Tensor:
     """`attend` for a layer; `of_none` computes PyG's scores of no edges, whose dtype under autocast is its own."""
     dtype = None
@@ -160,9 +160,7 @@ def _gat(
     return _plus(_joined(layer, out), res, layer.bias)
 
 
-def _gatv2(
-    layer: Any, x: Any, edge_index: Any, edge_attr: Any = None, return_attention_weights: Any = None
-) -> Any:
+def _gatv2(layer: Any, x: Any, edge_index: Any, edge_attr: Any = None, return_attention_weights: Any = None) -> Any:
     found = _look(layer, x, edge_index, edge_attr=edge_attr, return_attention_weights=return_attention_weights)
     if not isinstance(found, _Ends) or found.own is None:
         return _decline(layer, found)
@@ -172,7 +170,7 @@ def _gatv2(
     dst = src if isinstance(x, Tensor) and layer.share_weights else _heads(layer, layer.lin_r(own))
     att = layer.att.view(layer.heads, layer.out_channels)
 
-    def of_none() -> Tensor:
+    def of_none() -> Any:
         return (F.leaky_relu(dst[:0] + src[:0], layer.negative_slope) * layer.att).sum(dim=-1)
 
     out = _attend(layer, place, src, "pair", src, dst, att, of_none=of_none, slope=layer.negative_slope)
@@ -187,8 +185,7 @@ def _transformer(
         return _decline(layer, found)
     source, own, place = found
     query, key, value = (
-        _heads(layer, lin(t))
-        for lin, t in ((layer.lin_query, own), (layer.lin_key, source), (layer.lin_value, source))
+        _heads(layer, lin(t)) for lin, t in ((layer.lin_query, own), (layer.lin_key, source), (layer.lin_value, source))
     )
     scale = 1 / math.sqrt(layer.out_channels)
 
@@ -219,7 +216,7 @@ def _supergat(layer: Any, x: Any, edge_index: Any, neg_edge_index: Any = None, b
     if layer.attention_type == "MX":
         given = (x * layer.att_l).sum(-1), (x * layer.att_r).sum(-1), x, x
 
-    def of_none() -> Tensor:
+    def of_none() -> Any:
         logits = (x[:0] * x[:0]).sum(dim=-1)
         return logits if len(given) == 2 else (given[0][:0] + given[1][:0]) * logits.sigmoid()
 
@@ -255,4 +252,9 @@ def _logits(layer: Any, x: Tensor, edge_index: Any, scale: float, make: Callable
     return layer.get_attention(edge_index[1], *ends, num_nodes=x.shape[0], return_logits=True)  # type: ignore[no-any-return]
 
 
-ADAPTERS: dict[type, Callable[..., Any]] = {GATConv: _gat, GATv2Conv: _gatv2, TransformerConv: _transformer, SuperGATConv: _supergat}
+ADAPTERS: dict[Any, Callable[..., Any]] = {
+    GATConv: _gat,
+    GATv2Conv: _gatv2,
+    TransformerConv: _transformer,
+    SuperGATConv: _supergat,
+}
