@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from . import _native
-from .csr import Core, Csr
+from .csr import Core, Csr, _refuse_capture
 from .derivatives import _half, _hides_grad, _needs_grad, _rows_first, _transformed
 from .functional import edge_softmax, sddmm, spmm
 from .graph import Graph
@@ -196,6 +196,7 @@ def _parts(core: Core, flipped: bool, width: int) -> list[_Part]:
     name = f"parts{flipped:d}_{count}"
     borders: list[tuple[int, int, int, int]] | None = core.derived.get(name)
     if borders is None:
+        _refuse_capture("gnn_spmm_plugin would have to cut the edges of a graph into parts")
         with torch.inference_mode(False), torch.no_grad():
             begins = range(0, core.num_edges, count)
             ends = [min(b + count, core.num_edges) for b in begins]
