@@ -208,6 +208,11 @@ class Own(MessagePassing):
         elif self.cut == "no_grad":
             with torch.no_grad():
                 scores = (q_i * k_j).sum(-1)
+        elif self.cut == "changed":
+            with torch.no_grad():
+                both = q_i * k_j
+                q_i += 1
+                scores = both.sum(-1) + q_i.sum(-1)
         elif self.cut == "twice":
             scores = both.sum(-1) + both.abs().sum(-1)
         else:
@@ -247,7 +252,7 @@ LAZY: dict[str, tuple[Callable[..., Any], Callable[..., Any], bool]] = {
     "own_one_head": (lambda **k: Own(1, **k), lambda layer, x, e: layer(x, e), True),
     **{
         f"own_{cut}": (lambda cut=cut, **k: Own(cut=cut, **k), lambda layer, x, e: layer(x, e), cut == "no_grad")
-        for cut in ("kept", "halves", "heads", "function", "no_grad", "twice")
+        for cut in ("kept", "halves", "heads", "function", "no_grad", "twice", "changed")
     },
 }
 

@@ -91,8 +91,7 @@ def product(a: Pending, b: Pending) -> Any:
         return NotImplemented
     a.check()
     b.check()
-    if not torch.is_grad_enabled():
-        a, b = _constant(a), _constant(b)
+    a, b = _copy(a), _copy(b)
     pending = _Product(a, b)
     if (a.linked or b.linked) and pending.requires_grad and torch.is_grad_enabled():
         return _Linked.apply(pending, a.src, b.src)
@@ -119,8 +118,10 @@ def _oriented(a: Pending, b: Pending) -> tuple[Graph, Pending, Pending]:
     return aggregate.graph_for(b, i, a.src.shape[0]), a, b
 
 
-def _constant(p: Pending) -> Pending:
-    return Pending(constant(p.src), p.index, p.dim, p.gather, p.record, p.tally, p.linked)
+def _copy(p: Pending) -> Pending:
+    """The same gather under the grad mode of now, which later changes of its messages in place do not reach."""
+    src = p.src if torch.is_grad_enabled() else constant(p.src)
+    return Pending(src, p.index, p.dim, p.gather, p.record, p.tally, p.linked)
 
 
 def sum_product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
