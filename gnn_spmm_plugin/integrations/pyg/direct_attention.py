@@ -142,7 +142,8 @@ def _gat(
     if not isinstance(found, _Ends):
         return _decline(layer, found)
     source, own, place = found
-    res = None if layer.res is None or own is None else layer.res(own)
+    residual = getattr(layer, "res", None)  # not in every release
+    res = None if residual is None or own is None else residual(own)
     if layer.lin is not None:
         src = _heads(layer, layer.lin(source))
         dst = src if isinstance(x, Tensor) else None if own is None else _heads(layer, layer.lin(own))
@@ -165,7 +166,8 @@ def _gatv2(layer: Any, x: Any, edge_index: Any, edge_attr: Any = None, return_at
     if not isinstance(found, _Ends) or found.own is None:
         return _decline(layer, found)
     source, own, place = found
-    res = None if layer.res is None else layer.res(own)
+    residual = getattr(layer, "res", None)
+    res = None if residual is None else residual(own)
     src = _heads(layer, layer.lin_l(source))
     dst = src if isinstance(x, Tensor) and layer.share_weights else _heads(layer, layer.lin_r(own))
     att = layer.att.view(layer.heads, layer.out_channels)
