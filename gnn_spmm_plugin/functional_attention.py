@@ -124,7 +124,48 @@ def sum_of_ends(graph: Graph, src: Tensor, dst: Tensor | None = None) -> Tensor:
     """``src[s] + dst[d]`` of each edge s -> d, ``[E, H]``, from ``[num_src, H]`` and ``[num_dst, H]`` (None: zeros)."""
     if dst is None:
         return sddmm(graph, src.new_ones(graph.num_dst, src.shape[1], 1), src.unsqueeze(2))
-    return sddmm(graph, torch.stack([dst, torch.ones_like(dst)], 2), torch.stack([torch.ones_like(src), src], 2))
+    if torch.compiler.is_compiling() or _transformed() or _hides_grad(src, dst) or not _needs_grad(src, dst):
+        return sddmm(graph, torch.stack([dst, torch.ones_like(dst)], 2), torch.stack([torch.ones_like(src), src], 2))
+    return _SumOfEnds.apply(src, dst, graph._core, graph._flipped)  # type: ignore[no-any-return]
+
+
+class _SumOfEnds(torch.autograd.Function):
+    """The same, going back with plain sums where the general form takes weighted ones of twice the width."""
+
+    @staticmethod
+    def forward(ctx: Any, src: Tensor, dst: Tensor, core: Core, flipped: bool) -> Tensor:
+        ctx.form = core, flipped, src.dtype, dst.dtype
+        return sum_of_ends(Graph._make(core, flipped), src, dst)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        core, flipped, *dtypes = ctx.form
+        sides = (not flipped, flipped)
+        grads: list[Tensor | None] = [
+            _row_sums(core, side, grad).to(dtype) if need else None
+            for side, need, dtype in zip(sides, ctx.needs_input_grad, dtypes, strict=False)
+        ]
+        return *grads, None, None
+
+
+def _row_sums(core: Core, flipped: bool, per_edge: Tensor) -> Tensor:
+    """Sums of ``[E, H]`` over the entries of each row of one direction."""
+    if _hides_grad(per_edge) or _needs_grad(per_edge, None):
+        graph = Graph._make(core, flipped)
+        out = spmm(graph, per_edge.new_ones(graph.num_src, per_edge.shape[1], 1), per_edge)
+        assert isinstance(out, Tensor)
+        return out.squeeze(2)
+    csr = core.half(flipped)
+    ids = csr.perm
+    if ids is None:
+        ids = torch.arange(per_edge.shape[0], dtype=csr.rowptr.dtype, device=per_edge.device)
+    return _sum_rows(csr.rowptr, ids, per_edge)
+
+
+def _sum_rows(rowptr: Tensor, ids: Tensor, rows: Tensor) -> Tensor:
+    """Sums of the `rows` that `ids` names, by the kernel of unweighted sums."""
+    long_row, chunk = _lengths(rowptr.shape[0] - 1, ids.shape[0])
+    return _native.row_sum(rowptr, ids, _rows_first(rows), long_row << 32 | chunk)  # type: ignore[no-any-return]
 
 
 # ---------------------------------------------------------------------- edges in the order of rows
@@ -184,9 +225,8 @@ class _Part:
 
     def row_sums(self, terms: Tensor) -> Tensor:
         """The sum of `terms` over the entries of each row."""
-        long_row, chunk = _lengths(self.offsets.shape[0] - 1, terms.shape[0])
         every = torch.arange(terms.shape[0], dtype=self.offsets.dtype, device=terms.device)
-        return _native.row_sum(self.offsets, every, terms, long_row << 32 | chunk)  # type: ignore[no-any-return]
+        return _sum_rows(self.offsets, every, terms)
 
 
 def _parts(core: Core, flipped: bool, width: int) -> list[_Part]:
