@@ -19,7 +19,7 @@ NAMESPACE = "gnn_spmm_plugin"
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _OPS = (
     "spmm row_sum pcsr_spmm spmm_arg spmm_arg_backward spmm_tie_count spmm_tie_backward sddmm sddmm_arg sddmm_tie "
-    "edge_softmax edge_softmax_backward from_coo transpose same_coo"
+    "pair_score pair_gradient edge_softmax edge_softmax_backward from_coo transpose same_coo"
 ).split()
 
 
@@ -156,6 +156,8 @@ def _bind(name: str) -> Any:
     sddmm,
     sddmm_arg,
     sddmm_tie,
+    pair_score,
+    pair_gradient,
     edge_softmax,
     edge_softmax_backward,
     from_coo,
@@ -304,6 +306,16 @@ def _fake_sddmm_tie(
     heads: int,
 ) -> Tensor:
     return grad.new_empty(_edge_shape(col, heads))
+
+
+def _fake_pair_score(
+    rowptr: Tensor, col: Tensor, perm: Tensor | None, a: Tensor, b: Tensor, att: Tensor, slope: float
+) -> Tensor:
+    return a.new_empty(_edge_shape(col, att.shape[0]))
+
+
+def _fake_pair_gradient(rowptr: Tensor, col: Tensor, weight: Tensor, a: Tensor, b: Tensor, slope: float) -> Tensor:
+    return a.new_empty(a.shape)
 
 
 def _fake_edge_softmax(rowptr: Tensor, perm: Tensor | None, logits: Tensor) -> Tensor:

@@ -114,12 +114,7 @@ class SelfLoops(NamedTuple):
 
 
 def without_self_loops(graph: Graph) -> SelfLoops:
-    """`graph` without its self loops, made at the first call and kept with it.
-
-    Raises:
-        ValueError: the graph is bipartite.
-    """
-    _check_square(graph)
+    """`graph` without its self loops, made at the first call and kept with it; in a bipartite graph: edges i -> i."""
     graph._core.while_tracing(_prepare_no_loops)
     core, kept, loop = graph._core.derived.no_loops  # type: ignore[attr-defined]
     if core is None:
@@ -128,7 +123,10 @@ def without_self_loops(graph: Graph) -> SelfLoops:
 
 
 def with_self_loops(graph: Graph) -> Graph:
-    """A graph that has no self loops with one on each node, after all other edges; made once and kept with it."""
+    """A graph that has no self loops with one on each node, after all other edges; made once and kept with it.
+
+    In a bipartite graph, on each number that is a source and a destination.
+    """
     graph._core.while_tracing(_prepare_loops)
     return Graph._make(graph._core.derived.loops, graph._flipped)  # type: ignore[attr-defined]
 
@@ -167,7 +165,7 @@ def _remove_loops(csr: Csr) -> tuple[Core | None, Tensor | None, Tensor | None]:
     mask = ~is_loop
     keep = csr.in_caller_order(mask)
     perm = None if csr.perm is None else (keep.cumsum(0) - 1)[csr.perm[mask]].to(dtype)
-    return Core(Csr(rowptr, csr.col[mask], perm, n)), keep.nonzero().flatten().to(dtype), loop
+    return Core(Csr(rowptr, csr.col[mask], perm, csr.num_cols)), keep.nonzero().flatten().to(dtype), loop
 
 
 def _prepare_loops(core: Core) -> bool:
@@ -181,17 +179,18 @@ def _prepare_loops(core: Core) -> bool:
 
 def _add_loops(csr: Csr) -> Core:
     # A loop is the last edge of its row, so that nothing needs sorting.
-    n, num_edges, device = csr.num_rows, csr.col.shape[0], csr.col.device
-    dtype = _index_dtype(n, num_edges + n)
+    n, num_edges, device = min(csr.num_rows, csr.num_cols), csr.col.shape[0], csr.col.device
+    dtype = _index_dtype(csr.num_rows, csr.num_cols, num_edges + n)
     ids = torch.arange(num_edges, device=device) if csr.perm is None else csr.perm
     nodes = torch.arange(n, device=device)
-    at = torch.cat([torch.arange(num_edges, device=device) + csr.rows(), csr.rowptr[1:] + nodes])
+    before = csr.rows().clamp(max=n)  # loops in earlier rows
+    at = torch.cat([torch.arange(num_edges, device=device) + before, csr.rowptr[1 : n + 1] + nodes])
     with_loops = torch.empty(num_edges + n, dtype=dtype, device=device)
     perm = torch.empty_like(with_loops)
     with_loops[at] = torch.cat([csr.col.to(dtype), nodes.to(dtype)])
     perm[at] = torch.cat([ids.to(dtype), (nodes + num_edges).to(dtype)])
-    steps = torch.arange(n + 1, device=device)
-    return Core(Csr((csr.rowptr + steps).to(dtype), with_loops, perm, n))
+    steps = torch.arange(csr.num_rows + 1, device=device).clamp(max=n)
+    return Core(Csr((csr.rowptr + steps).to(dtype), with_loops, perm, csr.num_cols))
 
 
 def gcn_norm(

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from strategies import NAMED, REDUCES, values
-from test_errors import raw_arguments
+from test_errors import ONLY_ON, raw_arguments
 
 import gnn_spmm_plugin as gsp
 from gnn_spmm_plugin import _native, reference
@@ -40,6 +40,8 @@ def _variants(device: str) -> Iterator[tuple[str, tuple[object, ...]]]:
         "sddmm": (2,),
         "sddmm_arg": (2,),
         "sddmm_tie": (2, 3),
+        "pair_score": (2,),
+        "pair_gradient": (),
         "edge_softmax": (1,),
         "edge_softmax_backward": (1,),
     }
@@ -66,8 +68,8 @@ def _variants(device: str) -> Iterator[tuple[str, tuple[object, ...]]]:
 @pytest.mark.parametrize("name", _native._OPS)
 def test_opcheck(device: str, name: str) -> None:
     """Schema, fake tensors and strides of results. They are raw: differentiation belongs to the layer above them."""
-    if device == "cpu" and name == "pcsr_spmm":
-        pytest.skip("a kernel for CUDA; test_pcsr.py checks it with a twin")
+    if ONLY_ON.get(name, device) != device:
+        pytest.skip(f"a kernel for {ONLY_ON[name]}; test_pcsr.py checks that of PCSR with a twin")
     checked = 0
     # Some look at values, which fake tensors have not.
     utils = "test_schema" if name in ("from_coo", "same_coo") else torch.library._OPCHECK_DEFAULT_UTILS

@@ -414,6 +414,8 @@ def test_missing_cuda_library(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 BUILDERS = ("from_coo", "transpose", "same_coo")
+#: Operators that one device alone has kernels for.
+ONLY_ON = {"pcsr_spmm": "cuda", "pair_score": "cpu", "pair_gradient": "cpu"}
 
 
 def raw_arguments(device: str) -> dict[str, tuple[object, ...]]:
@@ -441,6 +443,8 @@ def raw_arguments(device: str) -> dict[str, tuple[object, ...]]:
         "sddmm": (csr.rowptr, csr.col, csr.perm, y, x, 2),
         "sddmm_arg": (csr.rowptr, csr.col, csr.perm, y, x, arg, 2),
         "sddmm_tie": (csr.rowptr, csr.col, csr.perm, w, y, x, out, 2),
+        "pair_score": (csr.rowptr, csr.col, csr.perm, y, x, y[:2, :2].contiguous(), 0.2),
+        "pair_gradient": (csr.rowptr, csr.col, w, y, x, 0.2),
         "edge_softmax": (csr.rowptr, csr.perm, w),
         "edge_softmax_backward": (csr.rowptr, csr.perm, w, w),
         "from_coo": (g.edge_index()[1], g.edge_index()[0], 37, 37, False),
@@ -468,8 +472,8 @@ def _damaged(t: torch.Tensor) -> list[torch.Tensor]:
 @pytest.mark.parametrize("name", [n for n in _native._OPS if n not in BUILDERS])
 def test_raw_operators_check_their_arguments(device: str, name: str) -> None:
     """They trust index values, which a Graph has checked, and nothing else: a wrong tensor anywhere is an error."""
-    if device == "cpu" and name == "pcsr_spmm":
-        pytest.skip("a kernel for CUDA")
+    if ONLY_ON.get(name, device) != device:
+        pytest.skip(f"a kernel for {ONLY_ON[name]}")
     op, args = getattr(_native, name), raw_arguments(device)[name]
     op(*args)
     for i, arg in enumerate(args):
@@ -492,8 +496,9 @@ def _assert_free(name: str, i: int, j: int, arg: torch.Tensor, bad: torch.Tensor
     any_features = name in ("edge_softmax", "edge_softmax_backward") or (name, i) == ("row_sum", 2)
     all_of_it = any_features and bad.is_floating_point()
     more_rows = same_kind and bad.shape[0] != arg.shape[0] and arg.shape[1:] == bad.shape[1:]
+    any_heads = (name, i) == ("pair_score", 5) and bad.numel() == 4
     any_index = (name, i, bad.dtype) == ("pcsr_spmm", 0, torch.int64)  # the format has a type of its own
-    assert heads or all_of_it or any_index or (more_rows and _rows_are_free(name, i)), (
+    assert heads or all_of_it or any_heads or any_index or (more_rows and _rows_are_free(name, i)), (
         name,
         i,
         j,
@@ -515,6 +520,8 @@ def _rows_are_free(name: str, i: int) -> bool:
         ("sddmm", 4),
         ("sddmm_arg", 4),
         ("sddmm_tie", 5),
+        ("pair_score", 4),
+        ("pair_gradient", 4),
         ("edge_softmax", 0),
         ("edge_softmax_backward", 0),
     }

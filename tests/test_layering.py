@@ -27,9 +27,9 @@ LAYERS = (
     ("plan",),
     ("derivatives",),
     ("functional",),
-    ("functional_aggregate",),
+    ("functional_aggregate", "functional_attention"),
     ("cache", "normalize"),
-    ("functional_edge_index",),
+    ("functional_edge_index", "functional_attention_edge_index"),
     ("nn", "integrations"),
     ("report", "data"),
     ("bench",),
@@ -38,7 +38,12 @@ LAYERS = (
     ("demo",),
     ("cli",),
 )
-SAME = {("pcsr", "schedule"), ("normalize", "cache"), ("integrations", "nn")}
+SAME = {
+    ("pcsr", "schedule"),
+    ("normalize", "cache"),
+    ("functional_attention_edge_index", "functional_edge_index"),
+    ("integrations", "nn"),
+}
 #: Imported at the call, not at the import of the module: sugar, `Graph.reduce` and `Graph.reorder`.
 FORWARD = {("graph", "functional"), ("graph", "partition"), ("graph", "schedule"), ("plan", "tune")}
 #: The package itself: the version, the folder, and what the command line shows.

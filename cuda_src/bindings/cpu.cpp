@@ -185,6 +185,33 @@ Tensor sddmm_tie(const Tensor& rowptr, const Tensor& col, const OptionalTensor& 
   return result;
 }
 
+Tensor pair_score(const Tensor& rowptr, const Tensor& col, const OptionalTensor& perm,
+                  const Tensor& a, const Tensor& b, const Tensor& att, double slope) {
+  const Sizes sizes = check_pair_score(rowptr, col, perm, a, b, att);
+  Tensor result = empty_per_edge(a, sizes, sizes.heads);
+  cpu::Problem p = problem_of(sizes, rowptr, &col, perm, std::nullopt);
+  p.grad = rows_of(a);
+  p.x = rows_of(b);
+  p.out = {att.const_data_ptr(), 0};
+  p.slope = slope;
+  p.result = result.mutable_data_ptr();
+  cpu::pair_score(p);
+  return result;
+}
+
+Tensor pair_gradient(const Tensor& rowptr, const Tensor& col, const Tensor& weight, const Tensor& a,
+                     const Tensor& b, double slope) {
+  const Sizes sizes = check_pair_gradient(rowptr, col, weight, a, b);
+  Tensor result = fast_empty(a, {sizes.csr.rows, sizes.width}, sizes.type);
+  cpu::Problem p = problem_of(sizes, rowptr, &col, std::nullopt, weight);
+  p.grad = rows_of(a);
+  p.x = rows_of(b);
+  p.slope = slope;
+  p.result = result.mutable_data_ptr();
+  cpu::pair_gradient(p);
+  return result;
+}
+
 Tensor edge_softmax(const Tensor& rowptr, const OptionalTensor& perm, const Tensor& logits) {
   const Sizes sizes = check_edge_softmax(rowptr, perm, "logits", logits);
   Tensor result = empty_per_edge(logits, sizes, logits.dim() == 1 ? 0 : sizes.heads);
@@ -268,6 +295,8 @@ STABLE_TORCH_LIBRARY_IMPL(gnn_spmm_plugin, CPU, m) {
   m.impl("_sddmm", TORCH_BOX(&gsp::sddmm));
   m.impl("_sddmm_arg", TORCH_BOX(&gsp::sddmm_arg));
   m.impl("_sddmm_tie", TORCH_BOX(&gsp::sddmm_tie));
+  m.impl("_pair_score", TORCH_BOX(&gsp::pair_score));
+  m.impl("_pair_gradient", TORCH_BOX(&gsp::pair_gradient));
   m.impl("_edge_softmax", TORCH_BOX(&gsp::edge_softmax));
   m.impl("_edge_softmax_backward", TORCH_BOX(&gsp::edge_softmax_backward));
   m.impl("_from_coo", TORCH_BOX(&gsp::from_coo));

@@ -62,6 +62,16 @@ STABLE_TORCH_LIBRARY(gnn_spmm_plugin, m) {
   m.def(
       "_sddmm_tie(Tensor rowptr, Tensor col, Tensor? perm, Tensor? weight, Tensor grad, Tensor x, "
       "Tensor out, int heads) -> Tensor");
+  // Per edge, in the caller's order, [E, heads]: <att, act(a[row] + b[col])>, act a leaky ReLU; att
+  // [heads, F / heads] of the same type, contiguous. CPU only.
+  m.def(
+      "_pair_score(Tensor rowptr, Tensor col, Tensor? perm, Tensor a, Tensor b, Tensor att, "
+      "float slope) -> Tensor");
+  // Sum over the edges into each row of weight where a[row] + b[col] is positive, of slope * weight
+  // where not: times att, the gradient of a. CPU only.
+  m.def(
+      "_pair_gradient(Tensor rowptr, Tensor col, Tensor weight, Tensor a, Tensor b, float slope) "
+      "-> Tensor");
   // Softmax over the edges into each row; [E] or [E, H], in the caller's order.
   m.def("_edge_softmax(Tensor rowptr, Tensor? perm, Tensor logits) -> Tensor");
   m.def("_edge_softmax_backward(Tensor rowptr, Tensor? perm, Tensor p, Tensor grad) -> Tensor");

@@ -380,6 +380,23 @@ inline Sizes check_sddmm_tie(const Tensor& rowptr, const Tensor& col, const Opti
   return s;
 }
 
+inline Sizes check_pair_score(const Tensor& rowptr, const Tensor& col, const OptionalTensor& perm,
+                              const Tensor& a, const Tensor& b, const Tensor& att) {
+  STD_TORCH_CHECK(att.dim() == 2 && att.size(0) > 0, "att has shape ", shape_of(att),
+                  ", expected [heads, channels]");
+  const Sizes s = check_sddmm(rowptr, col, perm, "a", a, "b", b, att.size(0));
+  check_matrix("att", att, s.heads, s.width / s.heads, s.type, rowptr);
+  check_contiguous("att", att);
+  return s;
+}
+
+inline Sizes check_pair_gradient(const Tensor& rowptr, const Tensor& col, const Tensor& weight,
+                                 const Tensor& a, const Tensor& b) {
+  Sizes s = check_sddmm(rowptr, col, std::nullopt, "a", a, "b", b, 0);
+  s.heads = check_weight(weight, s.csr, s.width, s.type, rowptr);
+  return s;
+}
+
 // values [E] or [E, H] per edge, contiguous.
 inline Sizes check_edge_softmax(const Tensor& rowptr, const OptionalTensor& perm, const char* name,
                                 const Tensor& values) {

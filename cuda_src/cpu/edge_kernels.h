@@ -34,8 +34,8 @@ GSP_HD Index edge_id(const Csr& csr, int64_t j) {
 }
 
 // Which columns count in a dot product: all, those that the edge won, or those where it is among
-// the winners.
-enum class Select { kAll, kArg, kTie };
+// the winners. Or all, of the activated sum of both rows with a third.
+enum class Select { kAll, kArg, kTie, kPair };
 
 template <typename T, typename Index, Select kSelect>
 struct Dot {
@@ -45,10 +45,15 @@ struct Dot {
   const T* out = nullptr;
   Index id = 0;
   Accumulator<T> weight = 1;
+  Accumulator<T> slope = 0;
 
   template <int kLanes>
   GSP_HD Value<T, kLanes> term(int64_t column) const {
     const auto right = load<kLanes>(b + column);
+    if constexpr (kSelect == Select::kPair) {
+      const auto sum = load<kLanes>(a + column) + right;
+      return (sum > 0 ? sum : slope * sum) * load<kLanes>(out + column);
+    }
     const auto product = load<kLanes>(a + column) * right;
     if constexpr (kSelect == Select::kArg) {
       const auto args = load_raw<Vector<Index, kLanes>>(arg + column);
@@ -104,7 +109,10 @@ void dots(const Problem& problem, const Schedule& schedule) {
     for_each_row<Index>(csr, schedule.tasks[i], [&](int64_t row, int64_t first, int64_t end) {
       Dot<T, Index, kSelect> dot{row_of<T>(problem.grad, row), nullptr};
       if constexpr (kSelect == Select::kArg) dot.arg = row_of<Index>(problem.arg, row);
-      if constexpr (kSelect == Select::kTie) dot.out = row_of<T>(problem.out, row);
+      if constexpr (kSelect == Select::kTie || kSelect == Select::kPair) {
+        dot.out = row_of<T>(problem.out, row);
+        dot.slope = static_cast<Accumulator<T>>(problem.slope);
+      }
       for (int64_t j = first; j < end; ++j) {
         const int64_t later = j + ahead < csr.edges ? j + ahead : csr.edges - 1;
         const auto* soon = reinterpret_cast<const char*>(row_of<T>(problem.x, col[later]));

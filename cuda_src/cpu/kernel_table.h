@@ -11,7 +11,8 @@ using Kernel = void (*)(const Problem&, const Schedule&);
 struct KernelTable {
   const char* instruction_set;
   Kernel spmm, spmm_arg, spmm_arg_backward, spmm_tie_count, spmm_tie_backward;
-  Kernel sddmm, sddmm_arg, sddmm_tie, edge_softmax, edge_softmax_backward;
+  Kernel sddmm, sddmm_arg, sddmm_tie, pair_score, pair_gradient;
+  Kernel edge_softmax, edge_softmax_backward;
 };
 
 extern const KernelTable kBaselineKernels;

@@ -43,6 +43,8 @@ void spmm_tie_backward(const Problem& p) { run(&KernelTable::spmm_tie_backward, 
 void sddmm(const Problem& p) { run(&KernelTable::sddmm, p, p.width); }
 void sddmm_arg(const Problem& p) { run(&KernelTable::sddmm_arg, p, p.width); }
 void sddmm_tie(const Problem& p) { run(&KernelTable::sddmm_tie, p, p.width); }
+void pair_score(const Problem& p) { run(&KernelTable::pair_score, p, p.width); }
+void pair_gradient(const Problem& p) { run(&KernelTable::pair_gradient, p, p.width); }
 void edge_softmax(const Problem& p) { run(&KernelTable::edge_softmax, p, p.heads); }
 void edge_softmax_backward(const Problem& p) {
   run(&KernelTable::edge_softmax_backward, p, p.heads);

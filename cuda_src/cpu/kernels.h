@@ -48,6 +48,7 @@ struct Problem {
   bool mean = false;
   bool relu = false;
   bool minimum = false;
+  double slope = 0;                      // of a leaky ReLU, below 0
   void* result = nullptr;                // contiguous
   Dtype result_dtype = Dtype::kFloat32;  // of spmm; the others know theirs
   void* result_arg = nullptr;            // contiguous, index type; null where no one asks
@@ -62,7 +63,9 @@ void spmm_tie_backward(const Problem& problem);
 void sddmm(const Problem& problem);  // grad: rows of destinations, x: rows of sources
 void sddmm_arg(const Problem& problem);
 void sddmm_tie(const Problem& problem);
-void edge_softmax(const Problem& problem);           // x: logits
+void pair_score(const Problem& problem);     // as sddmm; out: att, the same for all rows
+void pair_gradient(const Problem& problem);  // grad: rows of destinations, x: rows of sources
+void edge_softmax(const Problem& problem);   // x: logits
 void edge_softmax_backward(const Problem& problem);  // x: probabilities, grad: their gradient
 
 const char* instruction_set();  // "avx512", "avx2" or "baseline": what the kernels run on here

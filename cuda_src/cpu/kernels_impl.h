@@ -94,6 +94,8 @@ const KernelTable GSP_KERNEL_TABLE = {
     run_dots<Select::kAll>,
     run_dots<Select::kArg>,
     run_dots<Select::kTie>,
+    run_dots<Select::kPair>,
+    run_sweep<PairGradient>,
     run_normalise<Softmax>,
     run_normalise<SoftmaxBackward>,
 };

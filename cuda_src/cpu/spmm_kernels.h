@@ -359,6 +359,41 @@ struct TieBackwardMessage : MessageBase {
   }
 };
 
+// The part of GATv2's gradient that takes all edges of a row: w where the sum of both ends is
+// positive, slope * w where not.
+template <typename B>
+struct PairGradientMessage : MessageBase {
+  using T = typename B::T;
+  using Scalar = Accumulator<T>;
+  static constexpr Reduce kReduce = Reduce::kSum;
+  const B& block;
+  Rows<B> x{block, block.problem.x};
+  Rows<B> all_own{block, block.problem.grad};
+  Factors<T> weights = edge_weights(block);
+  Scalar slope = static_cast<Scalar>(block.problem.slope);
+  const T* features = nullptr;
+  const T* own = nullptr;
+  Scalar factor = 1;
+
+  explicit GSP_HD PairGradientMessage(const B& b) : block(b) {}
+  GSP_HD void ahead(int64_t source) const { x.prefetch(source); }
+  GSP_HD void row(int64_t r) { own = all_own[r]; }
+  GSP_HD void edge(int64_t j, int64_t source) {
+    features = x[source];
+    factor = weights[j];
+  }
+  GSP_HD typename B::Value message(int k) const {
+    using Value = typename B::Value;
+    const Value sum =
+        load<B::kLanes>(own + block.offset(k)) + load<B::kLanes>(features + block.offset(k));
+    return sum > 0 ? Value{} + factor : Value{} + factor * slope;
+  }
+  template <typename R>
+  GSP_HD void finish(int64_t row, int64_t, int64_t, const R& reducer, int k) const {
+    store_sum<T>(block, row, reducer, k);
+  }
+};
+
 // Sweeps the rows of one task, for one block of columns.
 template <typename B, typename Message>
 struct Sweep {
@@ -520,6 +555,11 @@ struct TieBackward {
   template <typename B>
   using Message = TieBackwardMessage<B>;
   static constexpr int kMost = 2;
+};
+struct PairGradient {
+  template <typename B>
+  using Message = PairGradientMessage<B>;
+  static constexpr int kMost = 4;
 };
 
 template <typename T, typename Index, typename Operator>

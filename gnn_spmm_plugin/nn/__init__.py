@@ -2,8 +2,9 @@
 
 from .aggregation import SpMMAggregation
 from .conv import SpMMConv
+from .gat import GATConv
 from .gcn import GCNConv
 from .gin import GINConv
 from .sage import SAGEConv
 
-__all__ = ["GCNConv", "GINConv", "SAGEConv", "SpMMAggregation", "SpMMConv"]
+__all__ = ["GATConv", "GCNConv", "GINConv", "SAGEConv", "SpMMAggregation", "SpMMConv"]

@@ -89,7 +89,10 @@ class SpMMConv(MessagePassing):
 
     def message(self, x_j: Tensor, edge_weight: Tensor | None) -> Tensor:
         """The message along each edge; only PyG's own path asks for it."""
-        return x_j if edge_weight is None else edge_weight.view(-1, 1) * x_j
+        if edge_weight is None:
+            return x_j
+        by_head = edge_weight.dim() == 2 and x_j.dim() == 3 and self.node_dim == 0
+        return (edge_weight.unsqueeze(-1) if by_head else edge_weight.view(-1, 1)) * x_j
 
     def propagate(
         self,
@@ -107,7 +110,7 @@ class SpMMConv(MessagePassing):
                 knows its direction, so `flow` says nothing about it; weights that it or a matrix carries are used.
             size: ``(number of nodes of edge_index[0], of edge_index[1])`` where the features do not say it.
             x: ``[N, F]``, or for a bipartite graph the pair (source features, destination features or None).
-            edge_weight: ``[E]``, or None.
+            edge_weight: ``[E]``, or None; or ``[E, H]`` where `x` is ``[N, H, F]`` and ``node_dim`` 0.
             **kwargs: further arguments, for a subclass with a message of its own.
 
         Returns:

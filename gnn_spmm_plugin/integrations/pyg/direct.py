@@ -304,7 +304,18 @@ def _two_linear(layer: Any, x: Any, edge_index: Any, weight: Any, size: Any, bef
 # ---------------------------------------------------------------------- putting it under PyG's layers
 
 
-_ADAPTERS = {GCNConv: _gcn, SAGEConv: _sage, GINConv: _gin, GraphConv: _graph_conv}
+_ADAPTERS: dict[Any, Callable[..., Any]] = {
+    GCNConv: _gcn,
+    SAGEConv: _sage,
+    GINConv: _gin,
+    GraphConv: _graph_conv,
+}
+
+
+def register(adapters: dict[Any, Callable[..., Any]]) -> None:
+    """More of them, by class: what to call in place of ``forward``; it may return NotImplemented."""
+    _ADAPTERS.update(adapters)
+    _STOCK.update({cls: _stock(cls) for cls in adapters})
 
 
 def _wrapper(cls: type, forward: Callable[..., Any], active: Callable[[Any], bool]) -> Any:
@@ -326,7 +337,7 @@ _installed: list[tuple[Any, Any, Any]] = []  # (class, its own forward, ours)
 
 
 def install(active: Callable[[Any], bool]) -> None:
-    """Puts the adapters in place of the ``forward`` of the four layers.
+    """Puts the adapters in place of the ``forward`` of their layers.
 
     Args:
         active: whether to use it for a layer, asked at each call.

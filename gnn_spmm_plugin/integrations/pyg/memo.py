@@ -28,6 +28,7 @@ from torch import Tensor
 from ... import cache
 from ..._config import counters, verify_always
 from ...csr import capturing, unchanged
+from . import softmax as edge_softmax
 
 #: At most this many results are kept, and at most as many bytes as `cache` keeps of graphs.
 MAX_ENTRIES = 32
@@ -215,11 +216,10 @@ def _remember(key: Any, tensors: list[Tensor], results: Any) -> None:
 # ---------------------------------------------------------------------- putting it under PyG's layers
 
 
-def _wrapper(function: Callable[..., Any], active: Callable[[], bool]) -> Any:
+def _wrapper(function: Callable[..., Any], active: Callable[[], bool], call: Callable[..., Any]) -> Any:
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         return call(active, function, args, kwargs)
 
-    call = _call
     # TorchScript reads the source of what a layer calls, in that function's own globals; through these two attributes
     # it, and torch.compile, see the function itself.
     made = types.FunctionType(wrapper.__code__, function.__globals__, function.__name__, None, wrapper.__closure__)
@@ -245,19 +245,33 @@ def install(active: Callable[[], bool]) -> None:
         active: whether to remember, asked at each call.
     """
     from torch_geometric.nn.conv import gcn_conv
-    from torch_geometric.utils import add_remaining_self_loops, add_self_loops, get_laplacian, remove_self_loops
+    from torch_geometric.utils import (
+        add_remaining_self_loops,
+        add_self_loops,
+        get_laplacian,
+        remove_self_loops,
+        softmax,
+    )
 
     functions = (gcn_conv.gcn_norm, add_remaining_self_loops, add_self_loops, get_laplacian, remove_self_loops)
     global _torch_overloads
     _torch_overloads = getattr(torch.jit._script, "_get_overloads", None)
     if _torch_overloads is not None:
         torch.jit._script._get_overloads = _get_overloads
-    _wrappers.extend((f, _wrapper(f, active)) for f in functions)
+    _wrappers.extend((f, _wrapper(f, active, _call)) for f in functions)
+    _wrappers.append((softmax, _wrapper(softmax, active, edge_softmax.call)))
     _exchange({id(original): wrapper for original, wrapper in _wrappers})
+
+
+def adopt(cls: type) -> None:
+    """Lets a layer class of the user's own, which imported PyG's softmax itself, use the one installed."""
+    if _wrappers:
+        edge_softmax.adopt(cls, *_wrappers[-1])
 
 
 def uninstall() -> None:
     """Puts the functions back wherever a wrapper of ours stands, also in modules that PyG made in the meantime."""
+    edge_softmax.restore()
     _exchange({id(wrapper): original for original, wrapper in _wrappers})
     if getattr(torch.jit._script, "_get_overloads", None) is _get_overloads:
         torch.jit._script._get_overloads = _torch_overloads

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import aggregate
+from . import aggregate, deferred
 from .lazy import PLAIN, LazyMessage, Pending, constant, version, wrap
 
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -157,6 +157,8 @@ def _view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs or not is_lazy(args[0]) or not sizes or not all(type(s) is int for s in sizes):
         return NotImplemented
     p: Pending = args[0].pending
+    if p.factors:
+        return deferred.joined(args[0], tuple(sizes))
     count, nodes = p.shape[0], p.src.shape[0]
     total = p.shape.numel()
     known = 1
@@ -186,6 +188,8 @@ def _multiply(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return NotImplemented
         a.pending.check()
         return a.pending.squared()
+    if is_lazy(a) and is_lazy(b):
+        return deferred.product(a.pending, b.pending)
     if not is_lazy(a):
         a, b = b, a
     if not is_lazy(a) or isinstance(b, LazyMessage):
@@ -209,6 +213,8 @@ def _affine(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if len(args) != 2 or kwargs:
         return NotImplemented
     a, b = args
+    if is_lazy(a) and is_lazy(b):
+        return NotImplemented if a is b or func not in _SUMS else deferred.added(a.pending, b.pending)
     p: Pending | None = a.pending if is_lazy(a) else b.pending if is_lazy(b) else None
     other = b if is_lazy(a) else a
     if p is None or isinstance(other, LazyMessage):
@@ -300,6 +306,7 @@ def _get(name: str) -> Any:
     return getattr(Tensor, name).__get__
 
 
+_SUMS = {Tensor.add, torch.add, Tensor.__add__, Tensor.__radd__}
 _DIVISIONS = {Tensor.div, torch.div, Tensor.true_divide, torch.true_divide, Tensor.__truediv__}
 _CASTS: dict[Any, torch.dtype] = {
     Tensor.float: torch.float32,
@@ -333,13 +340,14 @@ _GROUPS: list[tuple[Handler, tuple[Any, ...]]] = [
     (
         _affine,
         (
-            *(Tensor.add, torch.add, Tensor.__add__, Tensor.__radd__),
+            *_SUMS,
             *(Tensor.sub, torch.sub, Tensor.__sub__),
             *_DIVISIONS,
         ),
     ),
     (_per_node, (Tensor.relu, torch.relu, F.relu, F.leaky_relu, Tensor.neg, torch.neg, Tensor.clamp, torch.clamp)),
     (_cast, (*_CASTS, Tensor.to, Tensor.type)),
+    (deferred.sum_product, (Tensor.sum, torch.sum)),
     (_scatter, (Tensor.scatter_add_, Tensor.scatter_add, torch.scatter_add)),
     (_scatter, (Tensor.index_add_, Tensor.index_add, torch.index_add)),
     (_scatter_reduce, (Tensor.scatter_reduce_, Tensor.scatter_reduce, torch.scatter_reduce)),

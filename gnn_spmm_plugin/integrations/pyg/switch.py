@@ -18,13 +18,15 @@ from torch_geometric.nn.conv import MessagePassing
 from ... import _native
 from ..._config import disabled, log
 from ...kernels import DTYPES
-from . import aggregate, direct, memo
+from . import aggregate, deferred, direct, direct_attention, memo, softmax
 from .lazy import PLAIN, LazyMessage, Pending, constant, saved_tensor_hooks, wrap
 from .operations import is_lazy
 from .records import Record, record_of
 
 FLAG = "_gsp_accelerated"  # the one attribute that `accelerate` sets on layers
 TESTED = ((2, 6), (2, 9))  # first PyG release that was tested, first that was not
+
+direct.register(direct_attention.ADAPTERS)
 
 _lock = threading.RLock()
 _count = 0  # patches in force for the whole process
@@ -92,6 +94,7 @@ def _gather(self: Any, src: Tensor, index: Tensor) -> Tensor:
         return original(self, src, index)  # type: ignore[no-any-return]
     if not torch.is_grad_enabled():
         src = constant(src)
+    softmax.note(plain, src.shape[dim])
     return wrap(Pending(src, index, dim, _rows, record, tally, not trusted))
 
 
@@ -163,6 +166,9 @@ def _aggregate(
     **kwargs: Any,
 ) -> Any:
     original = _original(Aggregation, "__call__")
+    heads = deferred.heads_of(x, dim)
+    if heads is not None:
+        return _aggregate(self, heads, index, ptr, dim_size, 0, **kwargs).flatten(1)
     if not is_lazy(x) or not (type(self) in aggregate.REDUCTIONS or type(self) is FusedAggregation):
         return original(self, x, index=index, ptr=ptr, dim_size=dim_size, dim=dim, **kwargs)
     p: Pending = x.pending  # type: ignore[attr-defined]
@@ -190,6 +196,7 @@ def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
     if not active(self) or torch.compiler.is_compiling():
         return torch.nn.Module.__call__(self, *args, **kwargs)
     record_of(self).calls += 1
+    memo.adopt(type(self))
     _local.inside = getattr(_local, "inside", 0) + 1
     try:
         out = torch.nn.Module.__call__(self, *args, **kwargs)
