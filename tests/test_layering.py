@@ -26,7 +26,7 @@ LAYERS = (
     ("plan",),
     ("derivatives",),
     ("functional",),
-    ("functional_aggregate",),
+    ("functional_aggregate", "functional_messages"),
     ("cache", "normalize"),
     ("functional_edge_index",),
     ("nn", "integrations"),

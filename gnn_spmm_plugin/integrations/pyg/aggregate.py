@@ -11,9 +11,8 @@ from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, MinAggregat
 
 from ...cache import graph_of
 from ...derivatives import SCATTER_TIE
-from ...functional import spmm
 from ...graph import Graph
-from .lazy import Pending, constant
+from .lazy import Pending
 
 _policy = "auto"
 
@@ -123,15 +122,12 @@ def run(p: Pending, index: Tensor, dim_size: int, dim: int, reduce: str, scatter
         return None
     p.check()
     graph = graph_for(p, index, dim_size)
-    x = p.src if p.dim == 0 else p.src.movedim(p.dim, 0)
     tie = SCATTER_TIE if scatter_reduce else tie_rule(p.src, p.requires_grad)
-    weight = p.weight()
-    if weight is not None and weight.dtype != p.dtype:
-        weight = weight.to(p.dtype)
-    out = spmm(graph, x, weight, reduce, tie=tie, policy=_policy)
-    p.record.fused[reduce] += 1
+    out = p.aggregated(graph, reduce, tie, _policy)
+    if out is None:
+        return None
+    p.record.fused[p.operation(reduce)] += 1
     p.tally.fused += 1
-    assert isinstance(out, Tensor)
     return out if p.dim == 0 else out.movedim(0, p.dim).contiguous()
 
 
@@ -158,11 +154,8 @@ def run_many(
     spread = any(name in _SPREAD for name in names)
     squares: Any = None
     if spread:
-        base = Pending(
-            constant(p.src), p.index, p.dim, p.gather, p.record, p.tally, p.linked, tuple(map(constant, p.factors))
-        )
         p.check()
-        squares = (base if semi_grad else p).squared()
+        squares = (p.constant() if semi_grad else p).squared()
         if squares is NotImplemented:
             return None
     done: dict[str, Tensor | None] = {}
