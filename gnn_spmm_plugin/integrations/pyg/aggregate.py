@@ -12,7 +12,7 @@ from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, MinAggregat
 from ...cache import graph_of
 from ...derivatives import SCATTER_TIE
 from ...graph import Graph
-from .lazy import Pending
+from .lazy import Pending, version
 
 _policy = "auto"
 
@@ -123,12 +123,19 @@ def run(p: Pending, index: Tensor, dim_size: int, dim: int, reduce: str, scatter
     p.check()
     graph = graph_for(p, index, dim_size)
     tie = SCATTER_TIE if scatter_reduce else tie_rule(p.src, p.requires_grad)
+    key = (reduce, tie, dim_size, index.data_ptr(), index.stride(), version(index), torch.is_grad_enabled())
+    kept = p.results.get(key)
+    if kept is not None and kept[1] == version(kept[0]):
+        return kept[0]
     out = p.aggregated(graph, reduce, tie, _policy)
     if out is None:
         return None
+    out = out if p.dim == 0 else out.movedim(0, p.dim).contiguous()
+    if not out.is_inference():  # where writes are not counted
+        p.results[key] = out, version(out)
     p.record.fused[p.operation(reduce)] += 1
     p.tally.fused += 1
-    return out if p.dim == 0 else out.movedim(0, p.dim).contiguous()
+    return out
 
 
 def tie_rule(x: Tensor, requires_grad: bool) -> str:
@@ -159,7 +166,15 @@ def run_many(
         if squares is NotImplemented:
             return None
     done: dict[str, Tensor | None] = {}
-    for name in (*names, *(["MeanAggregation"] if spread else [])):
+    wanted = [*names, *(["MeanAggregation"] if spread else [])]
+    if "SumAggregation" in names and "MeanAggregation" in wanted and p.dtype in (torch.float32, torch.float64):
+        # Not for shorter floats: there a mean may fit where the sum does not.
+        total = run(p, index, dim_size, dim, "sum")
+        if total is None:
+            return None
+        inverse = graph_for(p, index, dim_size)._csr.inverse_degree(total.dtype)
+        done["SumAggregation"], done["MeanAggregation"] = total, total * inverse.unsqueeze(1)
+    for name in wanted:
         if name in _SIMPLE and name not in done:
             done[name] = run(p, index, dim_size, dim, _SIMPLE[name])
             if done[name] is None:

@@ -54,7 +54,7 @@ def _stock(cls: type) -> tuple[Any, ...]:
     return methods if all(m.__module__.startswith("torch_geometric.") for m in methods) else ()
 
 
-_STOCK = {cls: _stock(cls) for cls in (GCNConv, SAGEConv, GINConv, GraphConv)}
+_STOCK: dict[type, tuple[Any, ...]] = {cls: _stock(cls) for cls in (GCNConv, SAGEConv, GINConv, GraphConv)}
 
 
 def _unchanged(layer: Any) -> bool:
@@ -304,7 +304,13 @@ def _two_linear(layer: Any, x: Any, edge_index: Any, weight: Any, size: Any, bef
 # ---------------------------------------------------------------------- putting it under PyG's layers
 
 
-_ADAPTERS = {GCNConv: _gcn, SAGEConv: _sage, GINConv: _gin, GraphConv: _graph_conv}
+_ADAPTERS: dict[type, Callable[..., Any]] = {GCNConv: _gcn, SAGEConv: _sage, GINConv: _gin, GraphConv: _graph_conv}
+
+
+def register(cls: type, adapter: Callable[..., Any]) -> None:
+    """Adds a class whose layers `adapter` runs as a whole, unless it returns NotImplemented; before `install`."""
+    _ADAPTERS[cls] = adapter
+    _STOCK[cls] = _stock(cls)
 
 
 def _wrapper(cls: type, forward: Callable[..., Any], active: Callable[[Any], bool]) -> Any:
@@ -326,7 +332,7 @@ _installed: list[tuple[Any, Any, Any]] = []  # (class, its own forward, ours)
 
 
 def install(active: Callable[[Any], bool]) -> None:
-    """Puts the adapters in place of the ``forward`` of the four layers.
+    """Puts the adapters in place of the ``forward`` of their classes.
 
     Args:
         active: whether to use it for a layer, asked at each call.

@@ -50,6 +50,7 @@ class Pending:
         "linked",
         "parent",
         "record",
+        "results",
         "rows",
         "shape",
         "src",
@@ -84,6 +85,7 @@ class Pending:
         self.dtype = dtype
         self.versions = self.versions_now()
         self.rows: Tensor | None = None
+        self.results: dict[Any, tuple[Tensor, int]] = {}  # aggregations so far and their versions: PyG repeats some
         self.parent: Pending | None = None  # for a view of other messages: whose, and how it was made
         self.via: Callable[[Tensor], Tensor] | None = None
         self.hooks = saved_tensor_hooks()

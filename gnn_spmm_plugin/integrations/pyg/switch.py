@@ -18,7 +18,7 @@ from torch_geometric.nn.conv import MessagePassing
 from ... import _native
 from ..._config import disabled, log
 from ...kernels import DTYPES
-from . import aggregate, direct, memo
+from . import aggregate, algebra, direct, memo  # noqa: F401  (algebra registers its layers with direct)
 from .lazy import PLAIN, LazyMessage, Pending, constant, saved_tensor_hooks, wrap
 from .operations import is_lazy
 from .records import Record, record_of
