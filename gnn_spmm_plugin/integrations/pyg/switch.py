@@ -18,7 +18,7 @@ from torch_geometric.nn.conv import MessagePassing
 from ... import _native
 from ..._config import disabled, log
 from ...kernels import DTYPES
-from . import aggregate, algebra, direct, memo  # noqa: F401  (algebra registers its layers with direct)
+from . import aggregate, algebra, direct, exchange, memo, sparse  # noqa: F401  (algebra registers its layers)
 from .lazy import PLAIN, LazyMessage, Pending, constant, saved_tensor_hooks, wrap
 from .operations import is_lazy
 from .records import Record, record_of
@@ -41,9 +41,15 @@ def active(layer: Any) -> bool:
 
 
 def _memo_active() -> bool:
-    if _count == 0 and not getattr(_local, "inside", 0):
+    if _count == 0 and getattr(_local, "record", None) is None:
         return False
     return not _host_only()
+
+
+def _running() -> Record | None:
+    """The record of the accelerated layer that this thread is in."""
+    record: Record | None = getattr(_local, "record", None)
+    return None if record is None or _host_only() else record
 
 
 def _adapts(layer: Any) -> bool:
@@ -189,12 +195,13 @@ def _aggregate(
 def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
     if not active(self) or torch.compiler.is_compiling():
         return torch.nn.Module.__call__(self, *args, **kwargs)
-    record_of(self).calls += 1
-    _local.inside = getattr(_local, "inside", 0) + 1
+    outer = getattr(_local, "record", None)
+    _local.record = record = record_of(self)
+    record.calls += 1
     try:
         out = torch.nn.Module.__call__(self, *args, **kwargs)
     finally:
-        _local.inside -= 1
+        _local.record = outer
     return _settled(out)
 
 
@@ -237,13 +244,14 @@ def _install() -> None:
         _ORIGINALS[owner, name] = getattr(owner, name)
         _saved.append((owner, name, old, new))
         setattr(owner, name, new)
-    memo.install(_memo_active)
+    exchange.install([*memo.replacements(_memo_active), *sparse.replacements(_running)])
     direct.install(_adapts)
 
 
 def _uninstall() -> None:
     direct.uninstall()
-    memo.uninstall()
+    exchange.uninstall()
+    memo.clear()
     while _saved:
         owner, name, old, new = _saved.pop()
         if owner.__dict__.get(name) is not new:
