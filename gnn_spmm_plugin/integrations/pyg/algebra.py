@@ -65,7 +65,7 @@ def _of_ones(graph: Graph, x: Tensor, weight: Tensor | None, reduce: str) -> Ten
 
 
 def _le(layer: Any, x: Any, edge_index: Any, edge_weight: Any = None) -> Any:
-    pair = _both(x)
+    pair, edge_index = _both(x), direct.as_plain(edge_index)
     if pair is None or not _ready(layer, *pair) or not direct._edges(edge_index, edge_weight, pair[0]):
         return NotImplemented
     if edge_weight is not None and edge_weight.dtype != pair[0].dtype:
@@ -107,7 +107,7 @@ def _film(layer: Any, x: Any, edge_index: Any, edge_type: Any = None) -> Any:
 
 
 def _general(layer: Any, x: Any, edge_index: Any, edge_attr: Any = None, size: Any = None) -> Any:
-    pair = _both(x)
+    pair, edge_index = _both(x), direct.as_plain(edge_index)
     if pair is None or layer.attention or "message_basic" in layer.__dict__ or not _ready(layer, *pair):
         return NotImplemented
     source, own = pair
@@ -156,9 +156,11 @@ def _rgcn(layer: Any, x: Any, edge_index: Any, edge_type: Any = None) -> Any:
     if relations * rows >= 2**31 or (not torch.is_grad_enabled() and relations * rows > 4 * edges + rows):
         return NotImplemented
     forward = layer.flow == "source_to_target"
-    pairs = memo.remembered(edges_to_relations, edge_index, edge_type, relations, int(forward))
+    (pairs,) = memo.remembered(edges_to_relations, edge_index, edge_type, relations, int(forward))
+    if pairs.shape[1] < edges:
+        return NotImplemented  # types out of range, which PyG may complain of
     try:
-        graph = graph_of(pairs[0][0], pairs[0][1], rows * relations, source.shape[0])
+        graph = graph_of(pairs[0], pairs[1], rows * relations, source.shape[0])
     except IndexError:
         return NotImplemented
     reduce = direct._reduction(layer) or "mean"

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch_geometric import EdgeIndex
 from torch_geometric.nn.conv import GCNConv, GINConv, GraphConv, SAGEConv, gcn_conv
 from torch_geometric.nn.dense.linear import Linear
 
@@ -101,6 +102,13 @@ def _edges(edge_index: Any, weight: Any, x: Tensor) -> bool:
     ):
         return False
     return edge_index.device == x.device
+
+
+def as_plain(edge_index: Any) -> Any:
+    """The tensor in an `EdgeIndex`, as one that is known by its content alone: writes to it are not all counted."""
+    if torch.compiler.is_compiling() or not isinstance(edge_index, EdgeIndex):
+        return edge_index
+    return edge_index.as_tensor().detach()
 
 
 class _Place(NamedTuple):
@@ -268,6 +276,7 @@ def _sage(layer: Any, x: Any, edge_index: Any, size: Any = None) -> Any:
 
 
 def _graph_conv(layer: Any, x: Any, edge_index: Any, edge_weight: Any = None, size: Any = None) -> Any:
+    edge_index = as_plain(edge_index)  # with which PyG would multiply, past all that could be replaced
     return _two_linear(layer, x, edge_index, edge_weight, size, None, layer.lin_rel, layer.lin_root)
 
 

@@ -39,7 +39,7 @@ class Record:
         calls: forward calls while the layer was accelerated.
         fused: how often an aggregation ran without messages, by operation.
         missed: how often a message tensor was written as PyG does, by reason.
-        strict: raise instead of leaving an operation to PyG.
+        strict: True: raise instead of leaving an operation to PyG; "warn": warn once for each reason.
         gathers: how they ended, by the shape of a message and its dimension.
         trusted: whether all code that sees the messages is PyG's own, between what that was found for; None while
             unknown.
@@ -47,7 +47,7 @@ class Record:
 
     __slots__ = ("__weakref__", "calls", "fused", "gathers", "missed", "name", "strict", "trusted")
 
-    def __init__(self, name: str, strict: bool = False) -> None:
+    def __init__(self, name: str, strict: bool | str = False) -> None:
         self.name, self.strict = name, strict
         self.calls = 0
         self.fused: Counter[str] = Counter()
@@ -61,13 +61,14 @@ class Record:
         Raises:
             RuntimeError: the layer was accelerated with ``strict=True``.
         """
-        if self.strict:
+        if self.strict is True:
             raise RuntimeError(
                 f"{self.name} was accelerated with strict=True, but one of its operations cannot be fused: {reason}; "
                 "use accelerate(model, strict=False) to leave such operations to PyG"
             )
         if reason not in self.missed:
-            log.info("%s: left to PyG: %s", self.name, reason)
+            say = log.warning if self.strict == "warn" else log.info
+            say("%s: left to PyG: %s", self.name, reason)
         self.missed[reason] += 1
         counters["fallbacks"] += 1
 
@@ -89,7 +90,7 @@ def record_of(layer: Any) -> Record:
     """The record of a layer, made at first use."""
     record = _records.get(layer)
     if record is None:
-        record = Record(type(layer).__name__, bool(layer.__dict__.get("_gsp_strict", False)))
+        record = Record(type(layer).__name__, layer.__dict__.get("_gsp_strict", False))
         _records[layer] = record
     return record
 
