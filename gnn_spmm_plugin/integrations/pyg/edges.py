@@ -69,7 +69,7 @@ class EdgeSum(Pending):
 
     def per_node(self, function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Any:
         """Only a ReLU: nothing else of a sum can be known from the nodes."""
-        if function not in _RELUS or args or kwargs or self.relu or self.factors:
+        if function not in _RELUS or args or any(kwargs.values()) or self.relu or self.factors:
             return NotImplemented
         self.check()
         return self._changed(relu=True)
