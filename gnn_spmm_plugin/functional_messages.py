@@ -19,8 +19,8 @@ from .functional import _check_features, _check_graph, spmm
 from .graph import Graph, check_weight
 from .plan import default_plan
 
-#: Elements of a message tensor that are made at a time: 1 MB of float32 on the CPU, a full GPU's worth on CUDA.
-PIECE = {"cpu": 1 << 18, "cuda": 1 << 25}
+#: Elements of a message tensor that are made at a time: 1 MB of float32 on the CPU, 32 MB on CUDA, by their caches.
+PIECE = {"cpu": 1 << 18, "cuda": 1 << 23}
 
 
 def edges_of(graph: Graph) -> Graph:

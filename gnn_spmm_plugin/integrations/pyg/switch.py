@@ -18,7 +18,7 @@ from torch_geometric.nn.conv import MessagePassing
 from ... import _native
 from ..._config import disabled, log
 from ...kernels import DTYPES
-from . import aggregate, algebra, direct, exchange, memo, sparse  # noqa: F401  (algebra registers its layers)
+from . import aggregate, algebra, direct, edges, exchange, memo, sparse  # noqa: F401  (algebra registers its layers)
 from .lazy import PLAIN, LazyMessage, Pending, constant, saved_tensor_hooks, wrap
 from .operations import is_lazy
 from .records import Record, record_of
@@ -91,7 +91,8 @@ def _gather(self: Any, src: Tensor, index: Tensor) -> Tensor:
         record.miss(reason)
         return original(self, src, index)  # type: ignore[no-any-return]
     dim = self.node_dim % src.dim()
-    tally = record.gathers_of(src.shape, dim)
+    many = plain.shape[0] * (src.numel() // max(src.shape[dim], 1)) >= edges.LEAST
+    tally = record.gathers_of(src.shape, dim, many)
     # A checkpoint runs the layer twice and matches what the two runs save by position: no change of mind between them.
     if tally.hopeless() and saved_tensor_hooks() is None:
         record.miss(tally.reason)
