@@ -81,8 +81,10 @@ def _le(layer: Any, x: Any, edge_index: Any, edge_weight: Any = None) -> Any:
 
 
 def _film(layer: Any, x: Any, edge_index: Any, edge_type: Any = None) -> Any:
+    if layer.act is not None:
+        return NotImplemented
     pair = _both(x)
-    if layer.act is not None or pair is None or not _ready(layer, *pair):
+    if pair is None or not _ready(layer, *pair):
         return NotImplemented
     if not direct._edges(edge_index, None, pair[0]):
         return NotImplemented

@@ -85,17 +85,17 @@ def _gather(self: Any, src: Tensor, index: Tensor) -> Tensor:
     if plain is None or plain.dim() != 1 or plain.shape[0] == 0 or plain.device != src.device:
         return original(self, src, index)  # type: ignore[no-any-return]
     record = record_of(self)
-    trusted = _trusted(self, record)
-    reason = _unsuitable(src, plain, trusted)
-    if reason is not None:
-        record.miss(reason)
-        return original(self, src, index)  # type: ignore[no-any-return]
     dim = self.node_dim % src.dim()
-    many = plain.shape[0] * (src.numel() // max(src.shape[dim], 1)) >= edges.LEAST
+    many = plain.shape[0] * src.numel() >= edges.LEAST * src.shape[dim]
     tally = record.gathers_of(src.shape, dim, many)
     # A checkpoint runs the layer twice and matches what the two runs save by position: no change of mind between them.
     if tally.hopeless() and saved_tensor_hooks() is None:
         record.miss(tally.reason)
+        return original(self, src, index)  # type: ignore[no-any-return]
+    trusted = _trusted(self, record)
+    reason = _unsuitable(src, plain, trusted)
+    if reason is not None:
+        record.miss(reason)
         return original(self, src, index)  # type: ignore[no-any-return]
     if not torch.is_grad_enabled():
         src = constant(src)
