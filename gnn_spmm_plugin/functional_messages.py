@@ -179,9 +179,7 @@ def _each(core: Core, flipped: bool, width: int) -> list[_Piece]:
 
 class _ReluSum(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, e: Tensor, weight: Tensor | None, core: Core, flipped: bool, mean: bool
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, e: Tensor, weight: Tensor | None, core: Core, flipped: bool, mean: bool) -> Tensor:
         ctx.save_for_backward(x, e, weight)
         ctx.form = core, flipped, mean
         out = x.new_empty(_half(core, flipped).num_rows, x.shape[1])

@@ -66,9 +66,7 @@ def test_equals_plain_torch(reduce: str, form: dict[str, Any], needs: str, order
 def test_any_order_of_derivatives(device: str) -> None:
     src, dst = edges(device, False)
     graph = gsp.Graph.from_edge_index(torch.stack([src, dst]), (N, M))
-    x, e, w = (
-        torch.randn(s, dtype=torch.float64, device=device).requires_grad_() for s in ((N, F), (E, F), (E,))
-    )
+    x, e, w = (torch.randn(s, dtype=torch.float64, device=device).requires_grad_() for s in ((N, F), (E, F), (E,)))
     for reduce in ("sum", "mean"):
         call = lambda x, e, w, r=reduce: sum_messages(graph, x, e, w, r, shift=0.1)  # noqa: E731
         assert torch.autograd.gradcheck(call, (x, e, w))
@@ -93,9 +91,7 @@ def test_reductions_of_what_edges_have(reduce: str, ordered: bool, device: str) 
     theirs.data.copy_(ours.data)
     out = gsp.spmm(edges_of(graph), ours, reduce=reduce)
     name = {"max": "amax", "min": "amin"}.get(reduce, reduce)
-    expected = theirs.new_zeros(M, F).scatter_reduce(
-        0, dst.unsqueeze(1).expand(E, F), theirs, name, include_self=False
-    )
+    expected = theirs.new_zeros(M, F).scatter_reduce(0, dst.unsqueeze(1).expand(E, F), theirs, name, include_self=False)
     torch.testing.assert_close(out, expected)
     out.square().sum().backward()
     expected.square().sum().backward()

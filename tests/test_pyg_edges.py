@@ -141,7 +141,10 @@ MESSAGES: dict[str, tuple[Callable[..., Any], bool]] = {
 def test_any_message(name: str, aggr: Any, device: str) -> None:
     message, fused = MESSAGES[name]
     if name == "deepcopy" or name == "numpy":
-        fused = name == "deepcopy" and aggr in ("sum", "mean")  # what was copied is a plain tensor: x plus that of edges
+        fused = name == "deepcopy" and aggr in (
+            "sum",
+            "mean",
+        )  # what was copied is a plain tensor: x plus that of edges
     layer = Edges(message, aggr)
     edge_index = random_graph(N, N, E, device=device)
     x, e = (torch.randint(-3, 4, (n, WIDTH), device=device).double() for n in (N, E))

@@ -86,7 +86,10 @@ ONE_SIDE: dict[str, tuple[Callable[..., nn.Module], str]] = {
     "hypergraph": (lambda **k: tg.HypergraphConv(F, 3, **k), ""),
     "anti": (lambda **k: tg.AntiSymmetricConv(F, **k), ""),
     "dir": (lambda **k: tg.DirGNNConv(tg.SAGEConv(F, 3, **k)), ""),
-    "user_gine": (lambda **k: Custom(lambda x, e: e.view(-1, 1).square() * (x + e.view(-1, 1).expand_as(x)).relu()), "w"),
+    "user_gine": (
+        lambda **k: Custom(lambda x, e: e.view(-1, 1).square() * (x + e.view(-1, 1).expand_as(x)).relu()),
+        "w",
+    ),
 }
 
 
@@ -219,7 +222,9 @@ def test_other_dtypes(name: str, dtype: torch.dtype, device: str) -> None:
     assert_same(got, expected, 1e-5 if dtype == torch.float32 else 0.1)
 
 
-@pytest.mark.parametrize("name", ["gine", "gen_edges", "general_edges", "le", "film_typed", "rgcn", "rgcn_blocks", "eg"])
+@pytest.mark.parametrize(
+    "name", ["gine", "gen_edges", "general_edges", "le", "film_typed", "rgcn", "rgcn_blocks", "eg"]
+)
 def test_autocast(name: str, device: str) -> None:
     make, kinds = (BOTH_SIDES | ONE_SIDE)[name]
     torch.manual_seed(0)
@@ -265,7 +270,9 @@ def test_second_derivatives(name: str, device: str) -> None:
     assert_same(got, expected, 1e-11)
 
 
-@pytest.mark.parametrize("name", ["gine", "gen_edges", "general", "general_edges", "le", "film", "rgcn", "sage_many", "eg"])
+@pytest.mark.parametrize(
+    "name", ["gine", "gen_edges", "general", "general_edges", "le", "film", "rgcn", "sage_many", "eg"]
+)
 def test_no_tensor_has_a_row_for_each_edge(name: str, device: str) -> None:
     from test_pyg import Largest
 

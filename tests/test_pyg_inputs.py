@@ -27,6 +27,7 @@ def however_few(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(edges, "LEAST", 0)
 
+
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "gcn": lambda: tg.GCNConv(F, 3),
     "sage_mean": lambda: tg.SAGEConv(F, 3),

@@ -110,7 +110,10 @@ def layers() -> dict[str, Layer]:
         "RGATConv": (lambda f: tg.RGATConv(f, f, RELATIONS), _TYPED),
         "HANConv": (lambda f: tg.HANConv(f, f, metadata, heads=4), ("x_dict", "edge_index_dict")),
         "HGTConv": (lambda f: tg.HGTConv(f, f, metadata, heads=4), ("x_dict", "edge_index_dict")),
-        "HEATConv": (lambda f: tg.HEATConv(f, f, 1, RELATIONS, 8, f, 8), ("x", "edge_index", "zeros", "edge_type", "edge_attr")),
+        "HEATConv": (
+            lambda f: tg.HEATConv(f, f, 1, RELATIONS, 8, f, 8),
+            ("x", "edge_index", "zeros", "edge_type", "edge_attr"),
+        ),
         "ResGatedGraphConv": (lambda f: tg.ResGatedGraphConv(f, f), _PLAIN),
         "CGConv": (lambda f: tg.CGConv(f), _PLAIN),
         "EdgeConv": (lambda f: tg.EdgeConv(mlp(2 * f, f)), _PLAIN),

@@ -11,14 +11,14 @@ import torch
 import torch_geometric
 import torch_geometric.typing
 from torch import Tensor
-from torch_geometric.nn.aggr import Aggregation, MaxAggregation, SumAggregation
+from torch_geometric.nn.aggr import Aggregation, MaxAggregation, StdAggregation, SumAggregation, VarAggregation
 from torch_geometric.nn.aggr.fused import FusedAggregation
 from torch_geometric.nn.conv import MessagePassing
 
 from ... import _native
 from ..._config import disabled, log
 from ...kernels import DTYPES
-from . import aggregate, algebra, direct, edges, exchange, memo, sparse  # noqa: F401  (algebra registers its layers)
+from . import aggregate, algebra, direct, edges, exchange, memo, sparse, written  # noqa: F401
 from .lazy import PLAIN, LazyMessage, Pending, constant, saved_tensor_hooks, wrap
 from .operations import is_lazy
 from .records import Record, record_of
@@ -170,6 +170,11 @@ def _aggregate(
     **kwargs: Any,
 ) -> Any:
     original = _original(Aggregation, "__call__")
+    if not isinstance(x, LazyMessage):
+        found = None
+        if type(self) in _REDUCED and ptr is None and dim_size is not None and not kwargs:
+            found = _of_written(self, x, index, dim_size, dim)
+        return original(self, x, index=index, ptr=ptr, dim_size=dim_size, dim=dim, **kwargs) if found is None else found
     if not is_lazy(x) or not (type(self) in aggregate.REDUCTIONS or type(self) is FusedAggregation):
         return original(self, x, index=index, ptr=ptr, dim_size=dim_size, dim=dim, **kwargs)
     p: Pending = x.pending  # type: ignore[attr-defined]
@@ -191,6 +196,22 @@ def _aggregate(
     if result is None:
         return original(self, x, index=index, ptr=ptr, dim_size=dim_size, dim=dim, **kwargs)
     return result
+
+
+_REDUCED = (*aggregate.REDUCTIONS, VarAggregation, StdAggregation, FusedAggregation)
+
+
+def _of_written(self: Any, x: Any, index: Any, dim_size: int, dim: int) -> Any:
+    record = _running()
+    if record is None or aggregate.hooked(self):
+        return None
+    inner = self.var_aggr if type(self) is StdAggregation else self
+    if inner is not self and aggregate.hooked(inner):
+        return None
+    fused = type(self) is FusedAggregation
+    names = self.aggr_names if fused else [type(self).__name__]
+    found = written.reduced(record, x, index, dim_size, dim, names, getattr(inner, "semi_grad", False))
+    return found if fused or found is None else found[0]
 
 
 def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
