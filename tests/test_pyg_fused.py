@@ -199,9 +199,6 @@ def test_sizes_and_no_features_on_the_other_side(name: str, device: str) -> None
     edge_index = drawn("drawn", N, M, "source_to_target", device)
     x = torch.randint(-3, 4, (N, F), device=device).double()
     given = extras(kinds, E, device)
-    if name == "gen_edges" or name == "gen":
-        layer.msg_norm = None if hasattr(layer, "msg_norm") else None
-        del layer.msg_norm
     compare(layer, "drawn", lambda k, x, *more: layer((x, None), edge_index, *more, size=(N, M)), x, *given)
 
 

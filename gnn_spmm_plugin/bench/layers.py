@@ -46,7 +46,8 @@ def _pna(width: int) -> nn.Module:
 
     scalers = ["identity", "amplification", "attenuation"]
     aggr = tg.aggr.DegreeScalerAggregation(["mean", "min", "max", "std"], scalers, torch.tensor([0, 4, 8, 2]))
-    return tg.SAGEConv((12 * width, width), width, aggr=aggr)
+    layer: nn.Module = tg.SAGEConv((12 * width, width), width, aggr=aggr)
+    return layer
 
 
 def layers() -> dict[str, Layer]:
@@ -283,7 +284,8 @@ def _peak(step: Callable[[], Any], device: str) -> int:
 
 
 COLUMNS = (
-    "layer status ops stock_ms ms speedup stock_peak_bytes peak_bytes error kernel_calls nodes edges width device reasons"
+    "layer status ops stock_ms ms speedup stock_peak_bytes peak_bytes error kernel_calls nodes edges width device "
+    "reasons"
 ).split()
 
 

@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch_geometric.nn.conv import FiLMConv, GeneralConv, LEConv, RGCNConv
 
-from ... import _native
 from ...cache import graph_of
 from ...functional import spmm
 from ...functional_messages import edges_of

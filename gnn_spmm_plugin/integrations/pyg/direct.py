@@ -346,6 +346,7 @@ def install(active: Callable[[Any], bool]) -> None:
     Args:
         active: whether to use it for a layer, asked at each call.
     """
+    cls: Any
     for cls in _ADAPTERS:
         forward = cls.__dict__["forward"]
         if not getattr(forward, "__module__", "").startswith("torch_geometric."):

@@ -55,19 +55,24 @@ class EdgeSum(Pending):
 
     @property
     def parts(self) -> tuple[Tensor, ...]:
+        """Features, edge features, factors."""
         return (self.src, self.edge, *self.factors)
 
     def named(self) -> tuple[str, ...]:
+        """As of `parts`."""
         first, *rest = super().named()
         return (first, "edge features", *rest)
 
     def recipe(self) -> Callable[..., Tensor]:
+        """As of `parts`."""
         return functools.partial(_rows, self.gather, self.index, self.dim, self.relu, self.shift)
 
     def like(self, src: Tensor, factors: tuple[Tensor, ...]) -> Pending:
+        """The same sum with other features and factors."""
         return EdgeSum(self, src, self.edge, self.relu, self.shift, factors)
 
     def constant(self) -> Pending:
+        """The same sum without gradient."""
         if not self.requires_grad:
             return self
         factors = tuple(map(constant, self.factors))
@@ -87,6 +92,7 @@ class EdgeSum(Pending):
         return self._changed(shift=self.shift + float(term))
 
     def squared(self) -> Any:
+        """A square of sums is no sum."""
         return NotImplemented
 
     def _changed(self, relu: bool = True, shift: float = 0.0) -> LazyMessage:
@@ -94,9 +100,11 @@ class EdgeSum(Pending):
         return wrap(made if torch.is_grad_enabled() else made.constant())
 
     def operation(self, reduce: str) -> str:
+        """What `report` calls it."""
         return f"{reduce} of {'relu(x + e)' if self.relu else 'x + e'}"
 
     def aggregated(self, graph: Graph, reduce: str, tie: str, policy: str) -> Tensor | None:
+        """As `Pending.aggregated`, for sums and means."""
         weight = self.weight()
         if reduce not in ("sum", "mean") or (weight is not None and weight.dim() != 1):
             return None

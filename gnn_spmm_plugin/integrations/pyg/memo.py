@@ -168,7 +168,7 @@ def _call(
 
 
 def remembered(function: Callable[..., Any], *args: Any) -> Any:
-    """``function(*args)``, which returns a tuple of new tensors; the very same again for the same, unchanged arguments."""
+    """``function(*args)``, which returns a tuple of new tensors; for the same, unchanged arguments the very same."""
     return _call(_always, function, args, {})
 
 

@@ -48,6 +48,8 @@ def _memo_active() -> bool:
 
 def _running() -> Record | None:
     """The record of the accelerated layer that this thread is in."""
+    if torch.compiler.is_compiling():
+        return None
     record: Record | None = getattr(_local, "record", None)
     return None if record is None or _host_only() else record
 
@@ -177,7 +179,7 @@ def _aggregate(
         return original(self, x, index=index, ptr=ptr, dim_size=dim_size, dim=dim, **kwargs) if found is None else found
     if not is_lazy(x) or not (type(self) in aggregate.REDUCTIONS or type(self) is FusedAggregation):
         return original(self, x, index=index, ptr=ptr, dim_size=dim_size, dim=dim, **kwargs)
-    p: Pending = x.pending  # type: ignore[attr-defined]
+    p: Pending = x.pending
     vector = None if index is None else aggregate.index_vector(p, dim, index, expanded=False)
     result: Any = None
     if (
