@@ -107,6 +107,30 @@ def test_only_where_it_pays(device: str, monkeypatch: pytest.MonkeyPatch) -> Non
         assert kernel_calls() == before
 
 
+def test_a_layer_that_was_restored_inside_of_one_that_was_not(device: str) -> None:
+    class Outer(MessagePassing):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Difference("max")
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return self.inner(x, edge_index)
+
+    outer = gsp.accelerate(Outer())
+    edge_index = random_graph(N, N, E, device=device)
+    x = torch.randn(N, F, device=device).requires_grad_()
+    try:
+        before = kernel_calls()
+        outer(x, edge_index)
+        assert kernel_calls() > before
+        gsp.restore(outer.inner)
+        before = kernel_calls()
+        outer(x, edge_index)
+        assert kernel_calls() == before
+    finally:
+        gsp.restore(outer)
+
+
 def test_hooks_wrong_indices_and_writes(device: str) -> None:
     edge_index = random_graph(N, N, E, device=device)
     x = torch.randn(N, F, dtype=torch.float64, device=device)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...csr import capturing
 from ...functional import spmm
 from ...graph import Graph
 from ...kernels import DTYPES
@@ -53,6 +54,8 @@ def _product(record: Record, src: Any, other: Any, reduce: str = "sum") -> Any:
         return NotImplemented
     if reduce not in ("sum", "mean", "max", "min") or (src.layout == torch.sparse_coo and not src.is_coalesced()):
         return NotImplemented
+    if capturing(other.device):
+        return NotImplemented  # what a matrix holds cannot be read there
     if src.is_inference() or torch.is_autocast_enabled(other.device.type) or src._nnz() == 0:
         return NotImplemented
     graph: Graph = _of_sparse(src)

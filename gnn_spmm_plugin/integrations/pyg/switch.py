@@ -217,11 +217,15 @@ def _of_written(self: Any, x: Any, index: Any, dim_size: int, dim: int) -> Any:
 
 
 def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
-    if not active(self) or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
         return torch.nn.Module.__call__(self, *args, **kwargs)
     outer = getattr(_local, "record", None)
-    _local.record = record = record_of(self)
-    record.calls += 1
+    _local.record = None
+    if active(self):
+        _local.record = record_of(self)
+        _local.record.calls += 1
+    elif outer is None:
+        return torch.nn.Module.__call__(self, *args, **kwargs)
     try:
         out = torch.nn.Module.__call__(self, *args, **kwargs)
     finally:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ...cache import graph_of
+from ...csr import capturing
 from ...functional import spmm
 from ...functional_messages import edges_of
 from ...kernels import DTYPES
@@ -50,7 +51,7 @@ def reduced(
         return None
     root = index if index._base is None else index._base
     picks = x.requires_grad and any(name in ("MaxAggregation", "MinAggregation") for name in names)
-    if not aggregate.known(names) or not (picks or root in _sorted):
+    if not aggregate.known(names) or not (root in _sorted or (picks and not capturing(x.device))):
         return None
     try:
         graph = edges_of(graph_of(index, index, dim_size, dim_size))
