@@ -108,7 +108,6 @@ def layers() -> dict[str, Layer]:
         "TransformerConv": (lambda f: tg.TransformerConv(f, f // 4, heads=4), _PLAIN),
         "TransformerConv edges": (lambda f: tg.TransformerConv(f, f // 4, heads=4, edge_dim=f), _FEATURES),
         "GeneralConv attention": (lambda f: tg.GeneralConv(f, f, heads=2, attention=True), _PLAIN),
-        "RGATConv": (lambda f: tg.RGATConv(f, f, RELATIONS), _TYPED),
         "HANConv": (lambda f: tg.HANConv(f, f, metadata, heads=4), ("x_dict", "edge_index_dict")),
         "HGTConv": (lambda f: tg.HGTConv(f, f, metadata, heads=4), ("x_dict", "edge_index_dict")),
         "HEATConv": (
@@ -128,6 +127,8 @@ def layers() -> dict[str, Layer]:
         "HeteroConv": (lambda f: tg.HeteroConv({("n", "to", "n"): tg.SAGEConv(f, f)}), ("x_dict", "edge_index_dict")),
         "DirGNNConv": (lambda f: tg.DirGNNConv(tg.SAGEConv(f, f)), _PLAIN),
         "AntiSymmetricConv": (lambda f: tg.AntiSymmetricConv(f), _PLAIN),
+        # last: it writes a matrix for each edge
+        "RGATConv": (lambda f: tg.RGATConv(f, f, RELATIONS), _TYPED),
     }
 
 
@@ -321,17 +322,17 @@ def main(arguments: list[str] | None = None) -> int:
         torch.set_num_threads(1)
     scale = options.scale or (1.0 if options.device == "cuda" else 0.1)
     problem = Problem(options.graph, scale, options.width, options.device)
-    rows = []
+    rows: list[dict[str, Any]] = []
+    command = f"python -m gnn_spmm_plugin.bench.layers {' '.join(sys.argv[1:] if arguments is None else arguments)}"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of stock PyG about torch-scatter
         for name in options.layers or everything:
             rows.append(measure(problem, name, everything[name], options.repeats))
             said = {k: rows[-1].get(k) for k in ("layer", "status", "speedup", "error", "reasons")}
             print(" ".join(str(v) for v in said.values()), file=sys.stderr, flush=True)
+            if options.csv:  # each time: an interrupted run has measured something too
+                write_table(options.csv, COLUMNS, rows, command)
     print(markdown(rows))
-    if options.csv:
-        command = f"python -m gnn_spmm_plugin.bench.layers {' '.join(sys.argv[1:] if arguments is None else arguments)}"
-        write_table(options.csv, COLUMNS, rows, command)
     wrong = [row["layer"] for row in rows if row.get("error", 0.0) > 1e-8]
     if wrong:
         print(f"other results than stock: {', '.join(wrong)}", file=sys.stderr)
