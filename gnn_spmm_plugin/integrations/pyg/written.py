@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ...cache import graph_of
+from ...cache import graph_of, on_clear
 from ...csr import capturing
 from ...functional import spmm
 from ...functional_messages import edges_of
@@ -26,6 +26,7 @@ from .records import Record
 LEAST = 1 << 15
 #: What the indices whose edges were sorted are views of.
 _sorted: Any = WeakIdKeyDictionary()
+on_clear.append(_sorted.clear)
 
 
 def reduced(
