@@ -4,16 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
-#: What a user can do about it, by a part of the reason.
+#: What a user can do about it, by a part of the reason; the first that fits.
 _HINTS = {
-    "sparse adjacency": "pass a plain edge_index; the layer then runs through this package",
+    "sparse adjacency": "pass a plain edge_index, or a coalesced torch.sparse matrix without gradient",
     "inference mode": "use torch.no_grad() instead of torch.inference_mode()",
     "kernels exist for": "convert the features to a floating type",
     "use int64": "convert edge_index with .long()",
-    "mul needs": "a factor that depends on the source node alone can be multiplied in before propagate()",
+    "linear needs": "apply the linear layer to the nodes, before propagate()",
+    "cat needs": "a linear layer of cat([x_i, x_j]) is the sum of two, one applied to the nodes of each side",
+    "sub needs": "for a sum or mean, aggregate x_j alone and subtract the node's own part afterwards",
+    "mul needs": "a factor that depends on the source node alone can be multiplied in before propagate(), one that "
+    "depends on the destination alone after it",
+    "add needs": "what depends on a node alone can be added before propagate() or after it",
+    "__getitem__ needs": "take the part of the features that the message needs before propagate()",
+    "sort needs": "a median or quantile needs each message; mean, max and min do not",
+    "returns its messages": "let the layer aggregate; a sum, mean, max or min of x_j never writes x_j",
 }
 
 _HEADER = ("layer", "status", "op", "calls", "why not")
+
+
+def _hint(reason: str) -> str | None:
+    return next((hint for part, hint in _HINTS.items() if part in reason), None)
 
 
 class Report:
@@ -84,7 +96,7 @@ def report(model: Any) -> Report:
                 }
         else:
             status = "not accelerated" if idle else "not called"
-        hints = [hint for part, hint in _HINTS.items() if any(part in reason for reason in missed)]
+        hints = list(dict.fromkeys(h for reason in missed if (h := _hint(reason)) is not None))
         rows.append(
             {
                 "layer": f"{name} {type(layer).__name__}".strip(),

@@ -27,7 +27,7 @@ LAYERS = (
     ("plan",),
     ("derivatives",),
     ("functional",),
-    ("functional_aggregate", "functional_attention"),
+    ("functional_aggregate", "functional_attention", "functional_messages"),
     ("cache", "normalize"),
     ("functional_edge_index", "functional_attention_edge_index"),
     ("nn", "integrations"),

@@ -38,7 +38,7 @@ LAYERS: dict[str, Any] = {
     "sage_min": (lambda: tg.SAGEConv(F, 4, aggr="min"), False, 1, 2),
     "sage_add": (lambda: tg.SAGEConv(F, 4, aggr="add"), False, 1, 1),
     "sage_project": (lambda: tg.SAGEConv(F, 4, project=True, normalize=True), False, 1, 1),
-    "sage_multi": (lambda: tg.SAGEConv(F, 4, aggr=["sum", "mean", "max", "min", "std", "var"]), False, 5, 7),
+    "sage_multi": (lambda: tg.SAGEConv(F, 4, aggr=["sum", "mean", "max", "min", "std", "var"]), False, 4, 6),
     "sage_var": (lambda: tg.SAGEConv(F, 4, aggr="var"), False, 2, 2),
     "sage_powermean": (lambda: tg.SAGEConv(F, 4, aggr=tg.aggr.PowerMeanAggregation()), False, 1, 1),
     "gin": (lambda: tg.GINConv(nn.Linear(F, 4), train_eps=True), False, 1, 1),

@@ -40,7 +40,7 @@ def _layers(model: Any) -> list[Any]:
     return [(name, m) for name, m in model.named_modules() if isinstance(m, MessagePassing)]
 
 
-def accelerate(model: Any, strict: bool = False, policy: str = "auto") -> Any:
+def accelerate(model: Any, strict: bool | str = False, policy: str = "auto") -> Any:
     """Lets the message passing layers of one PyG model aggregate without writing a message per edge.
 
     Sets one boolean attribute on each `MessagePassing` layer in `model`; parameters, buffers and ``state_dict`` stay as
@@ -52,7 +52,8 @@ def accelerate(model: Any, strict: bool = False, policy: str = "auto") -> Any:
 
     Args:
         model: any module; itself a layer, or holding some.
-        strict: raise RuntimeError, naming the layer and the reason, where one of its operations has to be left to PyG.
+        strict: True: raise RuntimeError, naming the layer and the reason, where one of its operations has to be left to
+            PyG; ``"warn"``: say so on the logger ``gnn_spmm_plugin``, once for each layer and reason.
         policy: how plans are chosen, see `gnn_spmm_plugin.plan`; holds for all accelerated models of the process.
 
     Returns:
@@ -61,12 +62,15 @@ def accelerate(model: Any, strict: bool = False, policy: str = "auto") -> Any:
     Raises:
         ImportError: PyG is not installed.
         TypeError: `model` is not a module.
+        ValueError: `strict` or `policy` is none of its choices.
     """
     switch = _require()
     from .aggregate import set_policy
     from .records import record_of
 
     _check_choice("policy", policy, POLICIES)
+    if strict not in (True, False, "warn"):
+        raise ValueError(f"strict must be True, False or 'warn', got {strict!r}")
     found = _layers(model)
     if not switch.usable():
         return model
@@ -76,7 +80,7 @@ def accelerate(model: Any, strict: bool = False, policy: str = "auto") -> Any:
     for name, layer in found:
         setattr(layer, switch.FLAG, True)
         if strict:
-            layer._gsp_strict = True
+            layer._gsp_strict = strict
         else:
             layer.__dict__.pop("_gsp_strict", None)
         record = record_of(layer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,9 +12,8 @@ from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, MinAggregat
 
 from ...cache import graph_of
 from ...derivatives import SCATTER_TIE
-from ...functional import spmm
 from ...graph import Graph
-from .lazy import Pending, constant
+from .lazy import Pending, version
 
 _policy = "auto"
 
@@ -123,16 +123,20 @@ def run(p: Pending, index: Tensor, dim_size: int, dim: int, reduce: str, scatter
         return None
     p.check()
     graph = graph_for(p, index, dim_size)
-    x = p.src if p.dim == 0 else p.src.movedim(p.dim, 0)
     tie = SCATTER_TIE if scatter_reduce else tie_rule(p.src, p.requires_grad)
-    weight = p.weight()
-    if weight is not None and weight.dtype != p.dtype:
-        weight = weight.to(p.dtype)
-    out = spmm(graph, x, weight, reduce, tie=tie, policy=_policy)
-    p.record.fused[reduce] += 1
+    key = (reduce, tie, dim_size, index.data_ptr(), index.stride(), version(index), torch.is_grad_enabled())
+    kept = p.results.get(key)
+    if kept is not None and kept[1] == version(kept[0]):
+        return kept[0]
+    out = p.aggregated(graph, reduce, tie, _policy)
+    if out is None:
+        return None
+    out = out if p.dim == 0 else out.movedim(0, p.dim).contiguous()
+    if not out.is_inference():  # where writes are not counted
+        p.results[key] = out, version(out)
+    p.record.fused[p.operation(reduce)] += 1
     p.tally.fused += 1
-    assert isinstance(out, Tensor)
-    return out if p.dim == 0 else out.movedim(0, p.dim).contiguous()
+    return out
 
 
 def tie_rule(x: Tensor, requires_grad: bool) -> str:
@@ -153,26 +157,60 @@ def run_many(
     p: Pending, names: list[str], semi_grad: bool, index: Tensor, dim_size: int, dim: int
 ) -> list[Tensor] | None:
     """The aggregations called `names`, sharing what they have in common; None where one has to be left to PyG."""
-    if len(p.shape) != 2 or any(name not in _SIMPLE and name not in _SPREAD for name in names):
+    if len(p.shape) != 2 or not known(names):
         return None
-    spread = any(name in _SPREAD for name in names)
     squares: Any = None
-    if spread:
-        base = Pending(
-            constant(p.src), p.index, p.dim, p.gather, p.record, p.tally, p.linked, tuple(map(constant, p.factors))
-        )
+    if any(name in _SPREAD for name in names):
         p.check()
-        squares = (base if semi_grad else p).squared()
+        squares = (p.constant() if semi_grad else p).squared()
         if squares is NotImplemented:
             return None
+    return several(
+        names,
+        lambda reduce: run(p, index, dim_size, dim, reduce),
+        lambda reduce: run(squares.pending, index, dim_size, dim, reduce),
+        lambda dtype: graph_for(p, index, dim_size)._csr.inverse_degree(dtype),
+    )
+
+
+def known(names: list[str]) -> bool:
+    """Whether `several` can do all of these."""
+    return all(name in _SIMPLE or name in _SPREAD for name in names)
+
+
+def several(
+    names: list[str],
+    of_messages: Callable[[str], Tensor | None],
+    of_squares: Callable[[str], Tensor | None],
+    inverse_degree: Callable[[torch.dtype], Tensor],
+) -> list[Tensor] | None:
+    """The aggregations called `names`, each part once; None where one of them is left to PyG.
+
+    A mean follows from the sum, variance and deviation from the means of the messages and of their squares, with PyG's
+    formulas.
+
+    Args:
+        names: classes of PyG's aggregations, see `known`.
+        of_messages: the messages reduced by ``"sum"``, ``"mean"``, ``"max"`` or ``"min"``.
+        of_squares: their squares.
+        inverse_degree: ``[num_dst]`` in a dtype.
+    """
     done: dict[str, Tensor | None] = {}
+    spread = any(name in _SPREAD for name in names)
     for name in (*names, *(["MeanAggregation"] if spread else [])):
-        if name in _SIMPLE and name not in done:
-            done[name] = run(p, index, dim_size, dim, _SIMPLE[name])
-            if done[name] is None:
-                return None
+        if name not in _SIMPLE or name in done:
+            continue
+        done[name] = of_messages(_SIMPLE[name])
+        if done[name] is None:
+            return None
+        if name == "SumAggregation":
+            total = done[name]
+            assert total is not None
+            if total.dtype in (torch.float32, torch.float64):  # shorter ones may overflow where their mean fits
+                inverse = inverse_degree(total.dtype)
+                done["MeanAggregation"] = total * inverse.view(-1, *[1] * (total.dim() - 1))
     if spread:
-        mean, mean_of_squares = done["MeanAggregation"], run(squares.pending, index, dim_size, dim, "mean")
+        mean, mean_of_squares = done["MeanAggregation"], of_squares("mean")
         if mean is None or mean_of_squares is None:
             return None
         variance = mean_of_squares - mean * mean

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch_geometric import EdgeIndex
 from torch_geometric.nn.conv import GCNConv, GINConv, GraphConv, SAGEConv, gcn_conv
 from torch_geometric.nn.dense.linear import Linear
 
@@ -54,7 +55,7 @@ def _stock(cls: type) -> tuple[Any, ...]:
     return methods if all(m.__module__.startswith("torch_geometric.") for m in methods) else ()
 
 
-_STOCK = {cls: _stock(cls) for cls in (GCNConv, SAGEConv, GINConv, GraphConv)}
+_STOCK: dict[type, tuple[Any, ...]] = {cls: _stock(cls) for cls in (GCNConv, SAGEConv, GINConv, GraphConv)}
 
 
 def _unchanged(layer: Any) -> bool:
@@ -101,6 +102,13 @@ def _edges(edge_index: Any, weight: Any, x: Tensor) -> bool:
     ):
         return False
     return edge_index.device == x.device
+
+
+def as_plain(edge_index: Any) -> Any:
+    """The tensor in an `EdgeIndex`, as one that is known by its content alone: writes to it are not all counted."""
+    if torch.compiler.is_compiling() or not isinstance(edge_index, EdgeIndex):
+        return edge_index
+    return edge_index.as_tensor().detach()
 
 
 class _Place(NamedTuple):
@@ -268,6 +276,7 @@ def _sage(layer: Any, x: Any, edge_index: Any, size: Any = None) -> Any:
 
 
 def _graph_conv(layer: Any, x: Any, edge_index: Any, edge_weight: Any = None, size: Any = None) -> Any:
+    edge_index = as_plain(edge_index)  # with which PyG would multiply, past all that could be replaced
     return _two_linear(layer, x, edge_index, edge_weight, size, None, layer.lin_rel, layer.lin_root)
 
 
@@ -304,18 +313,13 @@ def _two_linear(layer: Any, x: Any, edge_index: Any, weight: Any, size: Any, bef
 # ---------------------------------------------------------------------- putting it under PyG's layers
 
 
-_ADAPTERS: dict[Any, Callable[..., Any]] = {
-    GCNConv: _gcn,
-    SAGEConv: _sage,
-    GINConv: _gin,
-    GraphConv: _graph_conv,
-}
+_ADAPTERS: dict[type, Callable[..., Any]] = {GCNConv: _gcn, SAGEConv: _sage, GINConv: _gin, GraphConv: _graph_conv}
 
 
-def register(adapters: dict[Any, Callable[..., Any]]) -> None:
-    """More of them, by class: what to call in place of ``forward``; it may return NotImplemented."""
-    _ADAPTERS.update(adapters)
-    _STOCK.update({cls: _stock(cls) for cls in adapters})
+def register(cls: type, adapter: Callable[..., Any]) -> None:
+    """Adds a class whose layers `adapter` runs as a whole, unless it returns NotImplemented; before `install`."""
+    _ADAPTERS[cls] = adapter
+    _STOCK[cls] = _stock(cls)
 
 
 def _wrapper(cls: type, forward: Callable[..., Any], active: Callable[[Any], bool]) -> Any:
@@ -337,11 +341,12 @@ _installed: list[tuple[Any, Any, Any]] = []  # (class, its own forward, ours)
 
 
 def install(active: Callable[[Any], bool]) -> None:
-    """Puts the adapters in place of the ``forward`` of their layers.
+    """Puts the adapters in place of the ``forward`` of their classes.
 
     Args:
         active: whether to use it for a layer, asked at each call.
     """
+    cls: Any
     for cls in _ADAPTERS:
         forward = cls.__dict__["forward"]
         if not getattr(forward, "__module__", "").startswith("torch_geometric."):

@@ -254,9 +254,10 @@ def _logits(layer: Any, x: Tensor, edge_index: Any, scale: float, make: Callable
     return layer.get_attention(edge_index[1], *ends, num_nodes=x.shape[0], return_logits=True)  # type: ignore[no-any-return]
 
 
-ADAPTERS: dict[Any, Callable[..., Any]] = {
-    GATConv: _gat,
-    GATv2Conv: _gatv2,
-    TransformerConv: _transformer,
-    SuperGATConv: _supergat,
-}
+for _cls, _adapter in (
+    (GATConv, _gat),
+    (GATv2Conv, _gatv2),
+    (TransformerConv, _transformer),
+    (SuperGATConv, _supergat),
+):
+    direct.register(_cls, _adapter)

@@ -8,12 +8,15 @@ below, makes it gather, once, exactly as PyG does.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...functional import spmm
+from ...graph import Graph
 from .records import Gathers, Record
 
 PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -46,7 +49,9 @@ class Pending:
         "index",
         "linked",
         "parent",
+        "reason",
         "record",
+        "results",
         "rows",
         "shape",
         "src",
@@ -79,17 +84,36 @@ class Pending:
             if factor.is_floating_point():
                 dtype = torch.promote_types(dtype, factor.dtype)
         self.dtype = dtype
-        self.versions = tuple(version(t) for t in (src, index, *factors))
+        self.versions = self.versions_now()
         self.rows: Tensor | None = None
+        self.reason: str | None = None  # why they have to be written, if that is known before they are
+        self.results: dict[Any, tuple[Tensor, int]] = {}  # aggregations so far and their versions: PyG repeats some
         self.parent: Pending | None = None  # for a view of other messages: whose, and how it was made
         self.via: Callable[[Tensor], Tensor] | None = None
         self.hooks = saved_tensor_hooks()
         self.zeros: Any = None  # (weak reference to the last tensor made by new_zeros, its version)
 
     @property
+    def parts(self) -> tuple[Tensor, ...]:
+        """The tensors that messages are computed from, in the order in which `recipe` takes them."""
+        return (self.src, *self.factors)
+
+    def named(self) -> tuple[str, ...]:
+        """What a user calls each of `parts`."""
+        return ("the features", *("edge weights" for _ in self.factors))
+
+    def recipe(self) -> Callable[..., Tensor]:
+        """What makes the messages of `parts`; it holds none of them."""
+        return functools.partial(_gathered, self.gather, self.index, self.dim)
+
+    def versions_now(self) -> tuple[int, ...]:
+        """The versions of all that messages are made of."""
+        return tuple(version(t) for t in (*self.parts, self.index))
+
+    @property
     def requires_grad(self) -> bool:
         """Whether the messages would require a gradient."""
-        return self.src.requires_grad or any(f.requires_grad for f in self.factors)
+        return any(t.requires_grad for t in self.parts)
 
     @property
     def pristine(self) -> bool:
@@ -104,18 +128,10 @@ class Pending:
 
     def check(self) -> None:
         """Raises RuntimeError if what the messages are made of changed since they were asked for."""
-        now = tuple(version(t) for t in (self.src, self.index, *self.factors))
+        now = self.versions_now()
         if now != self.versions:
-            what = next(
-                name
-                for name, a, b in zip(
-                    ("the features", "edge_index", *("edge weights" for _ in self.factors)),
-                    now,
-                    self.versions,
-                    strict=True,
-                )
-                if a != b
-            )
+            names = (*self.named(), "edge_index")
+            what = next(name for name, a, b in zip(names, now, self.versions, strict=True) if a != b)
             raise RuntimeError(
                 f"{self.record.name}: {what} were changed in place between the gather and the aggregation, so the "
                 "messages of the moment of the gather are gone; change a copy (x = x.clone()), or leave this layer out "
@@ -131,28 +147,27 @@ class Pending:
                 self.check()
                 with torch.set_grad_enabled(torch.is_grad_enabled() or self.requires_grad):
                     if saved_tensor_hooks() == self.hooks:
-                        self.rows = self._gather_rows()
+                        self.rows = self.recipe()(*self.parts)
                     else:  # the hooks of a checkpoint that began since are not meant for what came before
                         with torch.autograd.graph.saved_tensors_hooks(_same, _same):
-                            self.rows = self._gather_rows()
+                            self.rows = self.recipe()(*self.parts)
         return self.rows
-
-    def _gather_rows(self) -> Tensor:
-        rows = self.gather(self.src, self.index, self.dim)
-        for factor in self.factors:
-            rows = rows * factor
-        return rows
 
     # ------------------------------------------------------------------ other messages made from these
 
     def derive(self, src: Tensor | None = None, *more: Tensor) -> LazyMessage:
         """Messages from other features, or with more factors, under the grad mode of now."""
         src = self.src if src is None else src
-        factors = (*self.factors, *more)
-        if not torch.is_grad_enabled():
-            src = constant(src)
-            factors = tuple(constant(f) for f in factors)
-        return wrap(Pending(src, self.index, self.dim, self.gather, self.record, self.tally, self.linked, factors))
+        made = self.like(src, (*self.factors, *more))
+        return wrap(made if torch.is_grad_enabled() else made.constant())
+
+    def like(self, src: Tensor, factors: tuple[Tensor, ...]) -> Pending:
+        """These messages with other features and factors."""
+        return Pending(src, self.index, self.dim, self.gather, self.record, self.tally, self.linked, factors)
+
+    def constant(self) -> Pending:
+        """These messages without gradient."""
+        return self.like(constant(self.src), tuple(map(constant, self.factors))) if self.requires_grad else self
 
     def view_of(self, child: Pending, via: Callable[[Tensor], Tensor]) -> LazyMessage:
         """`child` as a view of these messages: it shares their memory once they have any."""
@@ -216,13 +231,31 @@ class Pending:
         if self.factors and any(f.requires_grad for f in self.factors):
             return NotImplemented
         plain = Pending(self.src, self.index, self.dim, self.gather, self.record, self.tally, self.linked)
-        plain.versions = self.versions[:2]
+        plain.versions = (self.versions[0], self.versions[-1])
         squares = plain.per_node(torch.square)
         if squares is NotImplemented or not self.factors:
             return squares
         return squares.pending.derive(None, *self.factors, *self.factors)
 
+    def plus(self, term: Any) -> Any:
+        """The messages plus `term`, where that is a row of features for each edge; else NotImplemented."""
+        from .edges import EdgeSum
+
+        return NotImplemented if self.factors else EdgeSum.of(self, term)
+
     # ------------------------------------------------------------------ what the aggregation needs
+
+    def operation(self, reduce: str) -> str:
+        """What `report` calls it."""
+        return reduce
+
+    def aggregated(self, graph: Graph, reduce: str, tie: str, policy: str) -> Tensor | None:
+        """The messages reduced over the edges of `graph`, ``[num_dst, ...]``; None where that takes each of them."""
+        x = self.src if self.dim == 0 else self.src.movedim(self.dim, 0)
+        weight = self.weight()
+        if weight is not None and weight.dtype != self.dtype:
+            weight = weight.to(self.dtype)
+        return spmm(graph, x, weight, reduce, tie=tie, policy=policy)  # type: ignore[return-value]
 
     def weight(self) -> Tensor | None:
         """The product of the factors: ``[E]`` or ``[E, H]``; the caller's own tensor wherever one is that already."""
@@ -266,6 +299,15 @@ class Pending:
 
     def _head_dim(self) -> int:
         return 1 if self.dim == 0 else 0
+
+
+def _gathered(
+    gather: Callable[[Tensor, Tensor, int], Tensor], index: Tensor, dim: int, src: Tensor, *factors: Tensor
+) -> Tensor:
+    rows = gather(src, index, dim)
+    for factor in factors:
+        rows = rows * factor
+    return rows
 
 
 def saved_tensor_hooks() -> Any:
@@ -353,9 +395,9 @@ class _Link(torch.autograd.Function):
     """Ties the lazy tensor itself into the autograd graph, for code that passes it on without looking at it."""
 
     @staticmethod
-    def forward(ctx: Any, pending: Pending, src: Tensor, *factors: Tensor) -> LazyMessage:
-        ctx.save_for_backward(src, *factors)
-        ctx.rows_of, ctx.index, ctx.dim = pending.gather, pending.index, pending.dim
+    def forward(ctx: Any, pending: Pending, *parts: Tensor) -> LazyMessage:
+        ctx.save_for_backward(*parts)
+        ctx.recipe = pending.recipe()
         pending.tied = True
         return LazyMessage.make(pending)
 
@@ -364,9 +406,7 @@ class _Link(torch.autograd.Function):
         create_graph = torch.is_grad_enabled()
         with torch.enable_grad():
             saved = ctx.saved_tensors
-            rows = ctx.rows_of(saved[0], ctx.index, ctx.dim)
-            for factor in saved[1:]:
-                rows = rows * factor
+            rows = ctx.recipe(*saved)
             wanted = [t for t in saved if t.requires_grad]
             found = iter(torch.autograd.grad(rows, wanted, grad, create_graph=create_graph))
         return (None, *(next(found) if t.requires_grad else None for t in saved))
@@ -387,6 +427,6 @@ class _Attach(torch.autograd.Function):
 def wrap(pending: Pending) -> LazyMessage:
     """The tensor that stands for `pending`."""
     if pending.linked and pending.requires_grad and torch.is_grad_enabled():
-        linked: LazyMessage = _Link.apply(pending, pending.src, *pending.factors)
+        linked: LazyMessage = _Link.apply(pending, *pending.parts)
         return linked
     return LazyMessage.make(pending)

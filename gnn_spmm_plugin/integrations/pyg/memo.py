@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 import threading
-import types
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -28,7 +26,6 @@ from torch import Tensor
 from ... import cache
 from ..._config import counters, verify_always
 from ...csr import capturing, unchanged
-from . import softmax as edge_softmax
 
 #: At most this many results are kept, and at most as many bytes as `cache` keeps of graphs.
 MAX_ENTRIES = 32
@@ -170,6 +167,15 @@ def _call(
     return results
 
 
+def remembered(function: Callable[..., Any], *args: Any) -> Any:
+    """``function(*args)``, which returns a tuple of new tensors; for the same, unchanged arguments the very same."""
+    return _call(_always, function, args, {})
+
+
+def _always() -> bool:
+    return True
+
+
 def _forget_dead() -> None:
     gone = []
     while _dead and _lock.acquire(blocking=False):  # whoever holds it looks here afterwards
@@ -213,75 +219,14 @@ def _remember(key: Any, tensors: list[Tensor], results: Any) -> None:
     _forget_dead()
 
 
-# ---------------------------------------------------------------------- putting it under PyG's layers
-
-
-def _wrapper(function: Callable[..., Any], active: Callable[[], bool], call: Callable[..., Any]) -> Any:
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return call(active, function, args, kwargs)
-
-    # TorchScript reads the source of what a layer calls, in that function's own globals; through these two attributes
-    # it, and torch.compile, see the function itself.
-    made = types.FunctionType(wrapper.__code__, function.__globals__, function.__name__, None, wrapper.__closure__)
-    functools.update_wrapper(made, function)
-    setattr(made, "__script_if_tracing_wrapper", True)
-    setattr(made, "__original_fn", function)
-    return made
-
-
-_wrappers: list[tuple[Any, Any]] = []  # (original, wrapper) while installed
-_torch_overloads: Any = None
-
-
-def _get_overloads(function: Any) -> Any:
-    """In place of TorchScript's own: a wrapper has the overloads of the function it wraps, compiled once for both."""
-    return _torch_overloads(next((original for original, wrapper in _wrappers if wrapper is function), function))
-
-
-def install(active: Callable[[], bool]) -> None:
-    """Puts wrappers in place of the functions in every module of torch_geometric.nn that holds one of them.
+def replacements(active: Callable[[], bool]) -> list[tuple[Any, Callable[..., Any]]]:
+    """PyG's functions and what is to be called with them and their arguments, for `exchange`.
 
     Args:
         active: whether to remember, asked at each call.
     """
     from torch_geometric.nn.conv import gcn_conv
-    from torch_geometric.utils import (
-        add_remaining_self_loops,
-        add_self_loops,
-        get_laplacian,
-        remove_self_loops,
-        softmax,
-    )
+    from torch_geometric.utils import add_remaining_self_loops, add_self_loops, get_laplacian, remove_self_loops
 
     functions = (gcn_conv.gcn_norm, add_remaining_self_loops, add_self_loops, get_laplacian, remove_self_loops)
-    global _torch_overloads
-    _torch_overloads = getattr(torch.jit._script, "_get_overloads", None)
-    if _torch_overloads is not None:
-        torch.jit._script._get_overloads = _get_overloads
-    _wrappers.extend((f, _wrapper(f, active, _call)) for f in functions)
-    _wrappers.append((softmax, _wrapper(softmax, active, edge_softmax.call)))
-    _exchange({id(original): wrapper for original, wrapper in _wrappers})
-
-
-def adopt(cls: type) -> None:
-    """Lets a layer class of the user's own, which imported PyG's softmax itself, use the one installed."""
-    if _wrappers:
-        edge_softmax.adopt(cls, *_wrappers[-1])
-
-
-def uninstall() -> None:
-    """Puts the functions back wherever a wrapper of ours stands, also in modules that PyG made in the meantime."""
-    edge_softmax.restore()
-    _exchange({id(wrapper): original for original, wrapper in _wrappers})
-    if getattr(torch.jit._script, "_get_overloads", None) is _get_overloads:
-        torch.jit._script._get_overloads = _torch_overloads
-    _wrappers.clear()
-    clear()
-
-
-def _exchange(new: dict[int, Any]) -> None:
-    for name, module in list(sys.modules.items()):
-        if module is not None and (name == "torch_geometric.nn" or name.startswith("torch_geometric.nn.")):
-            for attribute, value in list(vars(module).items()):
-                if id(value) in new:
-                    setattr(module, attribute, new[id(value)])
+    return [(f, functools.partial(_call, active)) for f in functions]

@@ -51,7 +51,7 @@ def _replace(value: Any, found: list[LazyMessage]) -> Any:
 
 def _count_misses(func: Any, value: Any) -> None:
     if is_lazy(value):
-        value.pending.miss(f"{_name(func)} needs the message of each edge")
+        value.pending.miss(value.pending.reason or f"{_name(func)} needs the message of each edge")
     elif type(value) in (tuple, list):
         for v in value:
             _count_misses(func, v)
@@ -136,10 +136,7 @@ def _detach(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return NotImplemented
     p: Pending = args[0].pending
     p.check()
-    factors = tuple(constant(f) for f in p.factors)
-    return p.view_of(
-        Pending(constant(p.src), p.index, p.dim, p.gather, p.record, p.tally, p.linked, factors), Tensor.detach
-    )
+    return p.view_of(p.like(constant(p.src), p.factors).constant(), Tensor.detach)
 
 
 def _clone(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -164,7 +161,7 @@ def _view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     known = 1
     for s in sizes:
         known *= s if s != -1 else 1
-    if p.dim != 0 or p.factors or count < 2 or total == 0 or nodes == 0 or sizes.count(-1) > 1 or known <= 0:
+    if p.dim != 0 or len(p.parts) > 1 or count < 2 or total == 0 or nodes == 0 or sizes.count(-1) > 1 or known <= 0:
         return NotImplemented
     sizes = tuple(total // known if s == -1 else s for s in sizes)
     if sizes[0] != count or torch.Size(sizes).numel() != total or len(sizes) < 2:
@@ -219,6 +216,11 @@ def _affine(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     other = b if is_lazy(a) else a
     if p is None or isinstance(other, LazyMessage):
         return NotImplemented
+    if func in _SUMS:
+        p.check()
+        summed = p.plus(other)
+        if summed is not NotImplemented:
+            return summed
     divides = func in _DIVISIONS
     if divides and (other is a or (isinstance(other, numbers.Real) and not other)):
         return NotImplemented

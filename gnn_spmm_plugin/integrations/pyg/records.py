@@ -39,15 +39,15 @@ class Record:
         calls: forward calls while the layer was accelerated.
         fused: how often an aggregation ran without messages, by operation.
         missed: how often a message tensor was written as PyG does, by reason.
-        strict: raise instead of leaving an operation to PyG.
-        gathers: how they ended, by the shape of a message and its dimension.
+        strict: True: raise instead of leaving an operation to PyG; "warn": warn once for each reason.
+        gathers: how they ended, by the shape of a message, its dimension, and whether there were many.
         trusted: whether all code that sees the messages is PyG's own, between what that was found for; None while
             unknown.
     """
 
     __slots__ = ("__weakref__", "calls", "fused", "gathers", "missed", "name", "strict", "trusted")
 
-    def __init__(self, name: str, strict: bool = False) -> None:
+    def __init__(self, name: str, strict: bool | str = False) -> None:
         self.name, self.strict = name, strict
         self.calls = 0
         self.fused: Counter[str] = Counter()
@@ -61,19 +61,20 @@ class Record:
         Raises:
             RuntimeError: the layer was accelerated with ``strict=True``.
         """
-        if self.strict:
+        if self.strict is True:
             raise RuntimeError(
                 f"{self.name} was accelerated with strict=True, but one of its operations cannot be fused: {reason}; "
                 "use accelerate(model, strict=False) to leave such operations to PyG"
             )
         if reason not in self.missed:
-            log.info("%s: left to PyG: %s", self.name, reason)
+            say = log.warning if self.strict == "warn" else log.info
+            say("%s: left to PyG: %s", self.name, reason)
         self.missed[reason] += 1
         counters["fallbacks"] += 1
 
-    def gathers_of(self, shape: Any, dim: int) -> Gathers:
-        """The tally of gathers from features of `shape` along `dim`."""
-        key = (shape[:dim], shape[dim + 1 :])
+    def gathers_of(self, shape: Any, dim: int, many: bool) -> Gathers:
+        """The tally of gathers from features of `shape` along `dim`; those of `many` messages have their own."""
+        key = (shape[:dim], shape[dim + 1 :], many)
         found = self.gathers.get(key)
         if found is None:
             if len(self.gathers) > 64:  # a shape that is new in each step says nothing
@@ -89,7 +90,7 @@ def record_of(layer: Any) -> Record:
     """The record of a layer, made at first use."""
     record = _records.get(layer)
     if record is None:
-        record = Record(type(layer).__name__, bool(layer.__dict__.get("_gsp_strict", False)))
+        record = Record(type(layer).__name__, layer.__dict__.get("_gsp_strict", False))
         _records[layer] = record
     return record
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from collections.abc import Callable
@@ -9,11 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch_geometric.utils import softmax as pyg_softmax
 
 from ...cache import graph_of
 from ...functional import edge_softmax
 from ...kernels import DTYPES
-from . import aggregate
+from . import aggregate, exchange
 from .lazy import PLAIN
 
 _local = threading.local()
@@ -26,7 +28,16 @@ def note(index: Tensor, rows: int) -> None:
         _local.latest = latest[1], (weakref.ref(index), rows)
 
 
-def call(
+def replacements(active: Callable[[], bool]) -> list[tuple[Any, Callable[..., Any]]]:
+    """PyG's function and what is to be called with it and its arguments, for `exchange`.
+
+    Args:
+        active: whether to use the kernel, asked at each call.
+    """
+    return [(pyg_softmax, functools.partial(_call, active))]
+
+
+def _call(
     active: Callable[[], bool], function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """`softmax` of torch_geometric.utils by `edge_softmax`, where `active` and where that does the same."""
@@ -73,12 +84,13 @@ def _other_end(index: Tensor) -> tuple[Tensor, int] | None:
 # ---------------------------------------------------------------------- layers of the user's own
 
 _adopted: dict[type, None] = {}
-_exchanged: list[tuple[dict[str, Any], str, Any, Any]] = []  # (globals of a module, name, PyG's own, ours)
+_exchanged: list[tuple[dict[str, Any], str, Any]] = []  # (globals of a module, name, ours)
 
 
-def adopt(cls: type, original: Any, wrapper: Any) -> None:
-    """Puts `wrapper` in place of `original` where the methods of a layer class that is not PyG's look names up."""
-    if cls in _adopted:
+def adopt(cls: type) -> None:
+    """Puts what stands in place of PyG's function where the methods of a layer class that is not PyG's look it up."""
+    wrapper = exchange.replacement(pyg_softmax)
+    if cls in _adopted or wrapper is None:
         return
     _adopted[cls] = None
     for base in cls.__mro__:
@@ -86,15 +98,15 @@ def adopt(cls: type, original: Any, wrapper: Any) -> None:
             continue
         for method in list(vars(base).values()):
             names = getattr(method, "__globals__", {})
-            for name in [n for n, value in names.items() if value is original]:
+            for name in [n for n, value in names.items() if value is pyg_softmax]:
                 names[name] = wrapper
-                _exchanged.append((names, name, original, wrapper))
+                _exchanged.append((names, name, wrapper))
 
 
 def restore() -> None:
     """Undoes `adopt`."""
     _adopted.clear()
     while _exchanged:
-        names, name, original, wrapper = _exchanged.pop()
+        names, name, wrapper = _exchanged.pop()
         if names.get(name) is wrapper:
-            names[name] = original
+            names[name] = pyg_softmax

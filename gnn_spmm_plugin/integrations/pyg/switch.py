@@ -11,22 +11,32 @@ import torch
 import torch_geometric
 import torch_geometric.typing
 from torch import Tensor
-from torch_geometric.nn.aggr import Aggregation, MaxAggregation, SumAggregation
+from torch_geometric.nn.aggr import Aggregation, MaxAggregation, StdAggregation, SumAggregation, VarAggregation
 from torch_geometric.nn.aggr.fused import FusedAggregation
 from torch_geometric.nn.conv import MessagePassing
 
 from ... import _native
 from ..._config import disabled, log
 from ...kernels import DTYPES
-from . import aggregate, deferred, direct, direct_attention, memo, softmax
+from . import (
+    aggregate,
+    algebra,  # noqa: F401 (registers its layers)
+    deferred,
+    direct,
+    direct_attention,  # noqa: F401 (registers its layers)
+    edges,
+    exchange,
+    memo,
+    softmax,
+    sparse,
+    written,
+)
 from .lazy import PLAIN, LazyMessage, Pending, constant, saved_tensor_hooks, wrap
 from .operations import is_lazy
 from .records import Record, record_of
 
 FLAG = "_gsp_accelerated"  # the one attribute that `accelerate` sets on layers
 TESTED = ((2, 6), (2, 9))  # first PyG release that was tested, first that was not
-
-direct.register(direct_attention.ADAPTERS)
 
 _lock = threading.RLock()
 _count = 0  # patches in force for the whole process
@@ -43,9 +53,17 @@ def active(layer: Any) -> bool:
 
 
 def _memo_active() -> bool:
-    if _count == 0 and not getattr(_local, "inside", 0):
+    if _count == 0 and getattr(_local, "record", None) is None:
         return False
     return not _host_only()
+
+
+def _running() -> Record | None:
+    """The record of the accelerated layer that this thread is in."""
+    if torch.compiler.is_compiling():
+        return None
+    record: Record | None = getattr(_local, "record", None)
+    return None if record is None or _host_only() else record
 
 
 def _adapts(layer: Any) -> bool:
@@ -81,16 +99,17 @@ def _gather(self: Any, src: Tensor, index: Tensor) -> Tensor:
     if plain is None or plain.dim() != 1 or plain.shape[0] == 0 or plain.device != src.device:
         return original(self, src, index)  # type: ignore[no-any-return]
     record = record_of(self)
+    dim = self.node_dim % src.dim()
+    many = plain.shape[0] * src.numel() >= edges.LEAST * src.shape[dim]
+    tally = record.gathers_of(src.shape, dim, many)
+    # A checkpoint runs the layer twice and matches what the two runs save by position: no change of mind between them.
+    if tally.hopeless() and saved_tensor_hooks() is None:
+        record.miss(tally.reason)
+        return original(self, src, index)  # type: ignore[no-any-return]
     trusted = _trusted(self, record)
     reason = _unsuitable(src, plain, trusted)
     if reason is not None:
         record.miss(reason)
-        return original(self, src, index)  # type: ignore[no-any-return]
-    dim = self.node_dim % src.dim()
-    tally = record.gathers_of(src.shape, dim)
-    # A checkpoint runs the layer twice and matches what the two runs save by position: no change of mind between them.
-    if tally.hopeless() and saved_tensor_hooks() is None:
-        record.miss(tally.reason)
         return original(self, src, index)  # type: ignore[no-any-return]
     if not torch.is_grad_enabled():
         src = constant(src)
@@ -169,9 +188,14 @@ def _aggregate(
     heads = deferred.heads_of(x, dim)
     if heads is not None:
         return _aggregate(self, heads, index, ptr, dim_size, 0, **kwargs).flatten(1)
+    if not isinstance(x, LazyMessage):
+        found = None
+        if type(self) in _REDUCED and ptr is None and dim_size is not None and not kwargs:
+            found = _of_written(self, x, index, dim_size, dim)
+        return original(self, x, index=index, ptr=ptr, dim_size=dim_size, dim=dim, **kwargs) if found is None else found
     if not is_lazy(x) or not (type(self) in aggregate.REDUCTIONS or type(self) is FusedAggregation):
         return original(self, x, index=index, ptr=ptr, dim_size=dim_size, dim=dim, **kwargs)
-    p: Pending = x.pending  # type: ignore[attr-defined]
+    p: Pending = x.pending
     vector = None if index is None else aggregate.index_vector(p, dim, index, expanded=False)
     result: Any = None
     if (
@@ -192,16 +216,37 @@ def _aggregate(
     return result
 
 
+_REDUCED = (*aggregate.REDUCTIONS, VarAggregation, StdAggregation, FusedAggregation)
+
+
+def _of_written(self: Any, x: Any, index: Any, dim_size: int, dim: int) -> Any:
+    record = _running()
+    if record is None or aggregate.hooked(self):
+        return None
+    inner = self.var_aggr if type(self) is StdAggregation else self
+    if inner is not self and aggregate.hooked(inner):
+        return None
+    fused = type(self) is FusedAggregation
+    names = self.aggr_names if fused else [type(self).__name__]
+    found = written.reduced(record, x, index, dim_size, dim, names, getattr(inner, "semi_grad", False))
+    return found if fused or found is None else found[0]
+
+
 def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
-    if not active(self) or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
         return torch.nn.Module.__call__(self, *args, **kwargs)
-    record_of(self).calls += 1
-    memo.adopt(type(self))
-    _local.inside = getattr(_local, "inside", 0) + 1
+    outer = getattr(_local, "record", None)
+    _local.record = None
+    if active(self):
+        _local.record = record_of(self)
+        _local.record.calls += 1
+        softmax.adopt(type(self))
+    elif outer is None:
+        return torch.nn.Module.__call__(self, *args, **kwargs)
     try:
         out = torch.nn.Module.__call__(self, *args, **kwargs)
     finally:
-        _local.inside -= 1
+        _local.record = outer
     return _settled(out)
 
 
@@ -244,13 +289,17 @@ def _install() -> None:
         _ORIGINALS[owner, name] = getattr(owner, name)
         _saved.append((owner, name, old, new))
         setattr(owner, name, new)
-    memo.install(_memo_active)
+    exchange.install(
+        [*memo.replacements(_memo_active), *softmax.replacements(_memo_active), *sparse.replacements(_running)]
+    )
     direct.install(_adapts)
 
 
 def _uninstall() -> None:
     direct.uninstall()
-    memo.uninstall()
+    softmax.restore()
+    exchange.uninstall()
+    memo.clear()
     while _saved:
         owner, name, old, new = _saved.pop()
         if owner.__dict__.get(name) is not new:
