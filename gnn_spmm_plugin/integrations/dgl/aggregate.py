@@ -1,0 +1,203 @@
+"""DGL's ``gspmm``: messages of source nodes and edges, reduced at their destinations, without writing them.
+
+Shapes are DGL's: the first dimension
+counts nodes or edges, the others are broadcast as NumPy does.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...derivatives import _picked_x
+from ...dgl_index import Relation, relation_of
+from ...functional import spmm
+from ...graph import Graph
+from ...kernels import DTYPES
+
+REDUCES = ("sum", "mean", "max", "min")
+OPS = ("copy_lhs", "copy_rhs", "mul", "add", "div", "sub")
+_LIMIT = {"max": -math.inf, "min": math.inf}
+
+#: How plans are chosen; set by `switch`.
+policy = "auto"
+
+
+def aggregate(gidx: Any, op: str, reduce: str, x: Tensor | None, w: Tensor | None) -> Tensor | str:
+    """``out[v] = reduce over e = (u -> v) of x[u] op w[e]``; destinations without edges get what DGL gives them.
+
+    Args:
+        gidx: an index with one edge type.
+        op: one of `OPS`.
+        reduce: one of `REDUCES`.
+        x: ``[number of sources, *X]``, not used by ``copy_rhs``.
+        w: ``[number of edges, *W]``, not used by ``copy_lhs``.
+
+    Returns:
+        ``[number of destinations, *broadcast(X, W)]``, or why it is left to DGL.
+    """
+    if op == "copy_lhs":
+        w = None
+    elif op == "copy_rhs":
+        x = None
+    if torch.is_autocast_enabled():
+        x, w = autocast(x), autocast(w)
+    first = w if x is None else x
+    if not isinstance(first, Tensor):
+        return "a feature is no tensor"
+    device = first.device
+    if device.type not in ("cpu", "cuda"):
+        return f"there are no kernels for {device.type}"
+    relation = relation_of(gidx, device)
+    if relation is None:
+        return "several relations at once"
+    reason = _unsuitable(relation.graph, op, reduce, x, w)
+    return _run(gidx, relation, op, reduce, x, w) if reason is None else reason
+
+
+def autocast(t: Tensor | None) -> Tensor | None:
+    """`t` as DGL's operators take it under CUDA's autocast: its only one."""
+    if t is None or not t.is_cuda or not t.is_floating_point() or t.dtype == torch.float64:
+        return t
+    return t.to(torch.get_autocast_dtype("cuda"))
+
+
+def _unsuitable(graph: Graph, op: str, reduce: str, x: Tensor | None, w: Tensor | None) -> str | None:
+    if op not in OPS or reduce not in REDUCES:
+        return "no such operation here"
+    for t, rows in ((x, graph.num_src), (w, graph.num_edges)):
+        if t is None:
+            continue
+        if t.dtype not in DTYPES:
+            return f"the features are {t.dtype}"
+        if t.dim() == 0 or t.shape[0] != rows:
+            return "the features have another number of rows than the graph"
+        if t.layout is not torch.strided:
+            return "the features are no dense tensor"
+        if t.device != graph.device:
+            return "the features are on several devices"
+    if x is not None and w is not None and x.dtype != w.dtype:
+        return "the features are of several dtypes"
+    return None
+
+
+def _run(gidx: Any, r: Relation, op: str, reduce: str, x: Tensor | None, w: Tensor | None) -> Tensor | str:
+    if w is None:
+        assert x is not None
+        return _limits(r, reduce, _spmm(r.graph, x, None, reduce))
+    if x is None:
+        return _limits(r, reduce, _spmm(r.edges, w, None, reduce))
+    if op == "sub":
+        op, w = "add", -w
+    elif op == "div":
+        op, w = "mul", 1.0 / w
+    shape = broadcast(x.shape[1:], w.shape[1:])
+    if shape is None:
+        return "the shapes do not broadcast"
+    if op == "mul":
+        return _limits(r, reduce, _product(r, reduce, x, w, shape))
+    if reduce in ("sum", "mean"):  # of sums: the two parts, each in its own shape
+        a, b = _spmm(r.graph, x, None, reduce), _spmm(r.edges, w, None, reduce)
+        return _padded(a, len(shape)) + _padded(b, len(shape))
+    return _added(gidx, r, reduce, x, w, shape)
+
+
+def _spmm(graph: Graph, x: Tensor, weight: Tensor | None, reduce: str) -> Tensor:
+    return spmm(graph, x, weight, reduce, policy=policy)  # type: ignore[return-value]
+
+
+def _limits(r: Relation, reduce: str, out: Tensor) -> Tensor:
+    """DGL's extremum of nothing: an infinity, unless the graph has no edges at all. `update_all` makes it 0."""
+    limit = _LIMIT.get(reduce)
+    if limit is None:
+        return out
+    empty = r.empty
+    return out if empty is None else out.index_fill_(0, empty, limit)
+
+
+def broadcast(a: Any, b: Any) -> tuple[int, ...] | None:
+    """The shape that NumPy broadcasts `a` and `b` to, or None."""
+    if a == b:
+        return tuple(a)
+    n = max(len(a), len(b))
+    a, b = (1,) * (n - len(a)) + tuple(a), (1,) * (n - len(b)) + tuple(b)
+    if any(p != q and p != 1 and q != 1 for p, q in zip(a, b, strict=True)):
+        return None
+    return tuple(q if p == 1 else p for p, q in zip(a, b, strict=True))
+
+
+def _padded(t: Tensor, dims: int) -> Tensor:
+    """``[N, *F]`` with 1s before F, until F has `dims` dimensions."""
+    missing = dims - (t.dim() - 1)
+    return t if missing <= 0 else t.reshape(t.shape[0], *(1,) * missing, *t.shape[1:])
+
+
+def _product(r: Relation, reduce: str, x: Tensor, w: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The dimensions in which the weights differ become heads, in front; the kernel reads one weight for each head."""
+    graph, dims = r.graph, len(shape)
+    x, w = _padded(x, dims), _padded(w, dims)
+    heads = [i for i in range(dims) if w.shape[1 + i] != 1]
+    x = x.expand(-1, *shape)
+    if not heads:
+        return _spmm(graph, x, w.reshape(-1), reduce)
+    rest = [i for i in range(dims) if i not in heads]
+    order = heads + rest
+    moved = order != sorted(order)
+    if moved:
+        x = x.permute(0, *(1 + i for i in order))
+    count = math.prod(shape[i] for i in heads)
+    width = math.prod(shape[i] for i in rest)
+    out = _spmm(graph, x.reshape(graph.num_src, count, width), w.reshape(graph.num_edges, count), reduce)
+    if not moved:
+        return out.reshape(graph.num_dst, *shape)
+    out = out.reshape(graph.num_dst, *(shape[i] for i in order))
+    back = [0] * dims
+    for place, i in enumerate(order):
+        back[i] = 1 + place
+    return out.permute(0, *back).contiguous()
+
+
+def _added(gidx: Any, r: Relation, reduce: str, x: Tensor, w: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The extrema of ``x[u] + w[e]``, which no kernel of ours takes."""
+    x, w = _padded(x, len(shape)), _padded(w, len(shape))
+    # DGL's kernel writes no messages either, but passes NaN over.
+    if x.device.type == "cpu" and x.dtype in _HOST_DTYPES and bool((x.detach().sum() + w.detach().sum()).isfinite()):
+        return _HostExtremum.apply(gidx, r, reduce, x, w)  # type: ignore[no-any-return]
+    return _limits(r, reduce, _spmm(r.edges, x.index_select(0, r.ends(False)) + w, None, reduce))
+
+
+_HOST_DTYPES = (torch.float32, torch.float64)
+
+
+class _HostExtremum(torch.autograd.Function):
+    """DGL's kernel for ``x[u] + w[e]``, with gradients of ours: none for the infinities of empty destinations."""
+
+    @staticmethod
+    def forward(ctx: Any, gidx: Any, r: Relation, reduce: str, x: Tensor, w: Tensor) -> Tensor:
+        from dgl._sparse_ops import _gspmm
+
+        out, (_, edge) = _gspmm(gidx, "add", reduce, x.detach(), w.detach())
+        arg = edge.reshape(edge.shape[0], -1).to(r.graph.col.dtype)
+        if r.empty is not None:
+            arg.index_fill_(0, r.empty, -1)
+        ctx.relation, ctx.shapes = r, (x.shape, w.shape)
+        ctx.save_for_backward(arg)
+        return out  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (arg,) = ctx.saved_tensors
+        flat, r = grad.reshape(grad.shape[0], -1), ctx.relation
+        grads: list[Tensor | None] = [None, None]
+        for i, shape in enumerate(ctx.shapes):
+            if ctx.needs_input_grad[3 + i]:
+                graph = r.graph if i == 0 else r.edges
+                each = _picked_x(graph._core, graph._flipped, flat, None, arg)
+                grads[i] = each.reshape(-1, *grad.shape[1:]).sum_to_size(shape)
+        return None, None, None, *grads
+
+
+__all__ = ["OPS", "REDUCES", "aggregate", "autocast", "broadcast"]
