@@ -58,6 +58,12 @@ class Relation:
             self._empty = None if found is None or found.numel() == 0 else found
         return self._empty
 
+    def to(self, device: torch.device) -> Relation:
+        """The same on another device."""
+        other = Relation(self.graph.to(device))
+        other._empty = None if self.empty is None else self.empty.to(device)  # asked of this one: no wait over there
+        return other
+
     def ends(self, destinations: bool) -> Tensor:
         """``[E]`` source or destination of each edge, by edge id."""
         found = self._ends[destinations]
@@ -140,18 +146,17 @@ def _make(holder: _Holder, gidx: Any, device: torch.device, reverse: bool) -> Re
     other = holder.relations.get((device, not reverse))
     if other is not None:
         return Relation(other.graph.T)
-    for (elsewhere, flipped), known in holder.relations.items():
-        if elsewhere != device:
-            moved = Relation(known.graph.to(device))
-            if flipped == reverse:
-                return moved
-            holder.relations[device, flipped] = moved
-            return Relation(moved.graph.T)
-    graph = _build(gidx)
-    if graph.device == device:
-        return Relation(graph)
-    holder.relations[graph.device, reverse] = Relation(graph)
-    return Relation(graph.to(device))
+    for (_, flipped), known in list(holder.relations.items()):  # on another device
+        moved = known.to(device)
+        if flipped == reverse:
+            return moved
+        holder.relations[device, flipped] = moved
+        return Relation(moved.graph.T)
+    built = Relation(_build(gidx))
+    if built.graph.device == device:
+        return built
+    holder.relations[built.graph.device, reverse] = built
+    return built.to(device)
 
 
 def _build(gidx: Any) -> Graph:

@@ -6,12 +6,14 @@ counts nodes or edges, the others are broadcast as NumPy does.
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ... import _native
 from ...derivatives import _picked_x
 from ...dgl_index import Relation, relation_of
 from ...functional import spmm
@@ -49,13 +51,25 @@ def aggregate(gidx: Any, op: str, reduce: str, x: Tensor | None, w: Tensor | Non
     if not isinstance(first, Tensor):
         return "a feature is no tensor"
     device = first.device
-    if device.type not in ("cpu", "cuda"):
-        return f"there are no kernels for {device.type}"
+    if device != _CPU:
+        reason = no_kernels(device)
+        if reason is not None:
+            return reason
     relation = relation_of(gidx, device)
     if relation is None:
         return "several relations at once"
     reason = _unsuitable(relation.graph, op, reduce, x, w)
     return _run(gidx, relation, op, reduce, x, w) if reason is None else reason
+
+
+_CPU = torch.device("cpu")
+
+
+def no_kernels(device: torch.device) -> str | None:
+    """Why no kernel can run on `device`, or None."""
+    if device.type == "cpu":
+        return None
+    return _native.cuda_error if device.type == "cuda" else f"there are no kernels for {device.type}"
 
 
 def autocast(t: Tensor | None) -> Tensor | None:
@@ -94,11 +108,12 @@ def _run(gidx: Any, r: Relation, op: str, reduce: str, x: Tensor | None, w: Tens
         op, w = "add", -w
     elif op == "div":
         op, w = "mul", 1.0 / w
+    if op == "mul":
+        out = _product(r, reduce, x, w)
+        return out if isinstance(out, str) else _limits(r, reduce, out)
     shape = broadcast(x.shape[1:], w.shape[1:])
     if shape is None:
         return "the shapes do not broadcast"
-    if op == "mul":
-        return _limits(r, reduce, _product(r, reduce, x, w, shape))
     if reduce in ("sum", "mean"):  # of sums: the two parts, each in its own shape
         a, b = _spmm(r.graph, x, None, reduce), _spmm(r.edges, w, None, reduce)
         return _padded(a, len(shape)) + _padded(b, len(shape))
@@ -135,41 +150,69 @@ def _padded(t: Tensor, dims: int) -> Tensor:
     return t if missing <= 0 else t.reshape(t.shape[0], *(1,) * missing, *t.shape[1:])
 
 
-def _product(r: Relation, reduce: str, x: Tensor, w: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """The dimensions in which the weights differ become heads, in front; the kernel reads one weight for each head."""
-    graph, dims = r.graph, len(shape)
-    x, w = _padded(x, dims), _padded(w, dims)
-    heads = [i for i in range(dims) if w.shape[1 + i] != 1]
-    x = x.expand(-1, *shape)
-    if not heads:
+class _Heads(NamedTuple):
+    """How a product of node and edge features becomes one with a weight for each head.
+
+    Attributes:
+        shape: of the messages.
+        heads: number of weights of an edge; 0 for one that all columns share.
+        order: the dimensions, those in which weights differ first; None where they are so already.
+        back: the way back from that order.
+    """
+
+    shape: tuple[int, ...]
+    heads: int
+    order: tuple[int, ...] | None
+    back: tuple[int, ...]
+
+
+@functools.lru_cache(maxsize=1024)
+def _heads(a: tuple[int, ...], b: tuple[int, ...]) -> _Heads | None:
+    """The form of a product of ``[N, *a]`` and ``[E, *b]``; None where they do not broadcast."""
+    shape = broadcast(a, b)
+    if shape is None:
+        return None
+    dims = len(shape)
+    b = (1,) * (dims - len(b)) + tuple(b)
+    different = [i for i in range(dims) if b[i] != 1]
+    order = [*different, *(i for i in range(dims) if b[i] == 1)]
+    back = sorted(range(dims), key=lambda i: order[i])
+    heads = math.prod(b) if different else 0
+    return _Heads(shape, heads, tuple(order) if order != sorted(order) else None, tuple(back))
+
+
+def _product(r: Relation, reduce: str, x: Tensor, w: Tensor) -> Tensor | str:
+    form = _heads(x.shape[1:], w.shape[1:])
+    if form is None:
+        return "the shapes do not broadcast"
+    graph, shape = r.graph, form.shape
+    if x.shape[1:] != shape:
+        x = _padded(x, len(shape)).expand(-1, *shape)
+    if form.heads == 0:
         return _spmm(graph, x, w.reshape(-1), reduce)
-    rest = [i for i in range(dims) if i not in heads]
-    order = heads + rest
-    moved = order != sorted(order)
-    if moved:
-        x = x.permute(0, *(1 + i for i in order))
-    count = math.prod(shape[i] for i in heads)
-    width = math.prod(shape[i] for i in rest)
-    out = _spmm(graph, x.reshape(graph.num_src, count, width), w.reshape(graph.num_edges, count), reduce)
-    if not moved:
-        return out.reshape(graph.num_dst, *shape)
-    out = out.reshape(graph.num_dst, *(shape[i] for i in order))
-    back = [0] * dims
-    for place, i in enumerate(order):
-        back[i] = 1 + place
-    return out.permute(0, *back).contiguous()
+    if form.order is not None:
+        x = x.permute(0, *(1 + i for i in form.order))
+    width = math.prod(shape) // form.heads if form.heads else 0
+    out = _spmm(graph, x.reshape(graph.num_src, form.heads, width), w.reshape(-1, form.heads), reduce)
+    if form.order is None:
+        return out.view(graph.num_dst, *shape)
+    out = out.view(graph.num_dst, *(shape[i] for i in form.order))
+    return out.permute(0, *(1 + i for i in form.back)).contiguous()
 
 
 def _added(gidx: Any, r: Relation, reduce: str, x: Tensor, w: Tensor, shape: tuple[int, ...]) -> Tensor:
     """The extrema of ``x[u] + w[e]``, which no kernel of ours takes."""
     x, w = _padded(x, len(shape)), _padded(w, len(shape))
-    # DGL's kernel writes no messages either, but passes NaN over.
-    if x.device.type == "cpu" and x.dtype in _HOST_DTYPES and bool((x.detach().sum() + w.detach().sum()).isfinite()):
-        return _HostExtremum.apply(gidx, r, reduce, x, w)  # type: ignore[no-any-return]
+    large = r.graph.num_edges * math.prod(shape) > _SMALL
+    if large and x.device.type == "cpu" and x.dtype in _HOST_DTYPES:
+        # DGL's kernel writes no messages either, but passes NaN over.
+        if bool((x.detach().sum() + w.detach().sum()).isfinite()):
+            return _HostExtremum.apply(gidx, r, reduce, x, w)  # type: ignore[no-any-return]
     return _limits(r, reduce, _spmm(r.edges, x.index_select(0, r.ends(False)) + w, None, reduce))
 
 
 _HOST_DTYPES = (torch.float32, torch.float64)
+_SMALL = 1 << 16  # messages that are written faster than they are avoided
 
 
 class _HostExtremum(torch.autograd.Function):

@@ -19,14 +19,14 @@ class Record:
 
     Attributes:
         fused: how often each ran in this package.
-        missed: how often each reason left one to DGL.
+        missed: how often which reason left which to DGL.
     """
 
     __slots__ = ("__weakref__", "fused", "missed")
 
     def __init__(self) -> None:
         self.fused: Counter[str] = Counter()
-        self.missed: Counter[str] = Counter()
+        self.missed: Counter[tuple[str, str]] = Counter()
 
 
 #: All operations, whoever called them, those of backwards too.
@@ -67,14 +67,14 @@ def hit(operation: str) -> None:
 
 def miss(operation: str, reason: str) -> None:
     """Counts an operation that is left to DGL."""
-    text = f"{operation}: {reason}"
-    if text not in total.missed:
-        log.info("left to DGL: %s", text)
+    key = operation, reason
+    if key not in total.missed:
+        log.info("%s is left to DGL: %s", operation, reason)
     counters["fallbacks"] += 1
-    total.missed[text] += 1
+    total.missed[key] += 1
     record = _caller()
     if record is not None:
-        record.missed[text] += 1
+        record.missed[key] += 1
 
 
 __all__ = ["Record", "hit", "known", "miss", "total"]

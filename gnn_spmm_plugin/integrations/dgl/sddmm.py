@@ -1,24 +1,27 @@
 """DGL's ``gsddmm`` and ``edge_softmax``: a value for each edge, of features at its ends and its own.
 
-On the CPU only what is faster here is done here: dot products between the two ends, and the softmax. DGL's CPU kernels
-for sums, products and copies stream about as fast as memory does.
+On the CPU only what is faster here is done here: dot products between the two ends, the softmax, and small graphs. DGL's
+CPU kernels for sums, products and copies stream about as fast as memory does.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...derivatives import _linear
+from ...derivatives import _linear, _needs_grad
 from ...dgl_index import Relation, relation_of
 from ...functional import edge_softmax, sddmm
 from ...graph import Graph
 from ...kernels import DTYPES
-from .aggregate import _padded, autocast, broadcast
+from .aggregate import _padded, autocast, broadcast, no_kernels
 
 OPS = ("add", "sub", "mul", "div", "dot", "copy_lhs", "copy_rhs")
+_HOST = "DGL's kernel is faster on the CPU"
+_SMALL = 1 << 14  # values; of fewer, even DGL's calls take longer than gathers
 _SIDES = {"u": "u", "src": "u", "v": "v", "dst": "v", "e": "e", "edge": "e"}
 
 
@@ -38,6 +41,8 @@ def per_edge(
     Returns:
         ``[number of edges, *broadcast(L, R)]``, or why it is left to DGL.
     """
+    sides = _SIDES[lhs_target], _SIDES[rhs_target]
+    across = op == "dot" and sides in (("u", "v"), ("v", "u"))
     a = None if op == "copy_rhs" else lhs
     b = None if op == "copy_lhs" else rhs
     if torch.is_autocast_enabled():
@@ -46,12 +51,9 @@ def per_edge(
     if not given or not all(isinstance(t, Tensor) for t in given):
         return "a feature is no tensor"
     device = given[0].device
-    if device.type not in ("cpu", "cuda"):
-        return f"there are no kernels for {device.type}"
-    sides = _SIDES[lhs_target], _SIDES[rhs_target]
-    across = op == "dot" and set(sides) == {"u", "v"}
-    if device.type == "cpu" and not across:
-        return "DGL's own kernel is fast on the CPU"
+    reason = no_kernels(device)
+    if reason is not None:
+        return reason
     relation = relation_of(gidx, device)
     if relation is None:
         return "several relations at once"
@@ -59,13 +61,17 @@ def per_edge(
     if reason is not None:
         return reason
     if a is None or b is None:
+        if device.type == "cpu":
+            return _HOST
         return _at_edges(relation, given[0], sides[a is None])
     shape = broadcast(a.shape[1:], b.shape[1:])
     if shape is None or (op == "dot" and a.shape[-1] != b.shape[-1]):
         return "the shapes do not broadcast"
-    if across and shape:
+    if op == "dot" and shape and sides in (("u", "v"), ("v", "u")):
         src, dst = (a, b) if sides[0] == "u" else (b, a)
         return _dot(relation.graph, src, dst, shape)
+    if device.type == "cpu" and relation.graph.num_edges * math.prod(shape) > _SMALL:
+        return _HOST
     a, b = _at_edges(relation, _padded(a, len(shape)), sides[0]), _at_edges(relation, _padded(b, len(shape)), sides[1])
     if op == "dot":
         return (a * b).sum(-1, keepdim=True) if shape else a * b
@@ -93,7 +99,8 @@ def _unsuitable(graph: Graph, sides: tuple[str, str], *features: Tensor | None) 
 
 
 def _dot(graph: Graph, src: Tensor, dst: Tensor, shape: tuple[int, ...]) -> Tensor:
-    src, dst = (_padded(t, len(shape)).expand(-1, *shape) for t in (src, dst))
+    if src.shape[1:] != dst.shape[1:]:
+        src, dst = (_padded(t, len(shape)).expand(-1, *shape) for t in (src, dst))
     if len(shape) == 1:
         return sddmm(graph, dst, src).unsqueeze(-1)
     src, dst = src.flatten(1, -2), dst.flatten(1, -2)  # [N, H, F]
@@ -118,9 +125,9 @@ class _Gather(torch.autograd.Function):
 def _at_edges(r: Relation, t: Tensor, side: str) -> Tensor:
     if side == "e":
         return t
-    if side == "v":
-        return _Gather.apply(t, r.ends(True), r.edges)  # type: ignore[no-any-return]
-    return _Gather.apply(t, r.ends(False), r.leaving)  # type: ignore[no-any-return]
+    if not _needs_grad(t, None):
+        return t.index_select(0, r.ends(side == "v"))
+    return _Gather.apply(t, r.ends(side == "v"), r.edges if side == "v" else r.leaving)  # type: ignore[no-any-return]
 
 
 def softmax(gidx: Any, logits: Tensor, eids: Any, norm_by: str) -> Tensor | str:
@@ -135,13 +142,12 @@ def softmax(gidx: Any, logits: Tensor, eids: Any, norm_by: str) -> Tensor | str:
     Returns:
         The same shape, or why it is left to DGL.
     """
-    from dgl.base import is_all
-
     if torch.is_autocast_enabled():
         logits = autocast(logits)
-    if logits.device.type not in ("cpu", "cuda"):
-        return f"there are no kernels for {logits.device.type}"
-    if not is_all(eids):
+    reason = no_kernels(logits.device)
+    if reason is not None:
+        return reason
+    if isinstance(eids, Tensor):
         if logits.device.type == "cpu":
             return "some of the edges"
         gidx = gidx.edge_subgraph([eids.to("cpu")], True).graph
@@ -152,11 +158,10 @@ def softmax(gidx: Any, logits: Tensor, eids: Any, norm_by: str) -> Tensor | str:
     reason = _unsuitable(graph, ("e", "e"), logits, None)
     if reason is not None:
         return reason
-    flat = logits if logits.dim() == 1 else logits.flatten(1)
-    if flat.dim() == 2 and flat.shape[1] == 1:
-        flat = flat.squeeze(1)
-    out = edge_softmax(graph.T if norm_by == "src" else graph, flat)
-    return out.view(logits.shape)
+    flat = logits
+    if logits.dim() > 1:
+        flat = logits.reshape(-1) if logits.numel() == logits.shape[0] else logits.flatten(1)
+    return edge_softmax(graph.T if norm_by == "src" else graph, flat).view(logits.shape)
 
 
 __all__ = ["per_edge", "softmax"]

@@ -42,9 +42,16 @@ def _module(name: str) -> Any:
 
 # ---------------------------------------------------------------------- the replacements
 
+_SEVERAL = "several relations at once"
 _UNARY = {"copy_lhs": "copy_u", "copy_rhs": "copy_e"}
 #: What users call the operations.
 _NAMES = {(op, r): f"{_UNARY.get(op, f'u_{op}_e')}_{r}" for op in aggregate.OPS for r in aggregate.REDUCES}
+
+
+
+@functools.lru_cache(maxsize=256)
+def _edge_name(op: str, lhs: str, rhs: str) -> str:
+    return {"copy_lhs": f"copy_{lhs}", "copy_rhs": f"copy_{rhs}"}.get(op, f"{lhs}_{op}_{rhs}")
 
 
 # Each does what DGL does once it is no longer in force: somebody may have kept it, or patched on top of it.
@@ -72,6 +79,7 @@ def _gspmm_internal(original: Any) -> Any:
             if isinstance(out, Tensor):
                 records.hit(name)
                 return out
+            _refuse_device(name, out, lhs_data, rhs_data)
             records.miss(name, out)
         return original(gidx, op, reduce_op, lhs_data, rhs_data)
 
@@ -85,11 +93,11 @@ def _gsddmm(original: Any) -> Any:
     ) -> Any:
         if _saved:
             out = sddmm.per_edge(gidx, op, lhs_data, rhs_data, lhs_target, rhs_target)
-            name = {"copy_lhs": f"copy_{lhs_target}", "copy_rhs": f"copy_{rhs_target}"}.get(op)
-            name = name or f"{lhs_target}_{op}_{rhs_target}"
+            name = _edge_name(op, lhs_target, rhs_target)
             if isinstance(out, Tensor):
                 records.hit(name)
                 return out
+            _refuse_device(name, out, lhs_data, rhs_data)
             records.miss(name, out)
         return original(gidx, op, lhs_data, rhs_data, lhs_target, rhs_target)
 
@@ -104,17 +112,26 @@ def _edge_softmax(original: Any, every: Any) -> Any:
             if isinstance(out, Tensor):
                 records.hit("edge_softmax")
                 return out
+            _refuse_device("edge_softmax", out, logits)
             records.miss("edge_softmax", out)
         return original(gidx, logits, eids, norm_by)
 
     return edge_softmax
 
 
+def _refuse_device(name: str, reason: str, *features: Any) -> None:
+    """Says what DGL cannot do either, where its structure is on the CPU and features are not."""
+    if _devices and any(isinstance(t, Tensor) and t.device.type != "cpu" for t in features):
+        advice = "; use multi_update_all, or one relation at a time" if reason == _SEVERAL else ""
+        raise RuntimeError(f"{name} is not possible with features on a GPU and a DGL without CUDA: {reason}{advice}")
+
+
 def _hetero(original: Any, name: str) -> Any:
     @functools.wraps(original)
     def operator(*args: Any, **kwargs: Any) -> Any:
         if _saved:
-            records.miss(name, "several relations at once")
+            _refuse_device(name, _SEVERAL, *args)
+            records.miss(name, _SEVERAL)
         return original(*args, **kwargs)
 
     return operator
@@ -173,7 +190,14 @@ def _table() -> list[tuple[Any, str, Any]]:
             _edge_softmax(sparse.edge_softmax, sparse.ALL),
             [(softmax, "edge_softmax_internal"), *((m, "edge_softmax") for m in (sparse, backend, pytorch))],
         ),
-        (_hetero(spmm.gspmm_internal_hetero, "gspmm_hetero"), [(spmm, "gspmm_internal_hetero")]),
+        *(
+            (_hetero(getattr(m, name), public), [(m, name)])
+            for m, name, public in (
+                (spmm, "gspmm_internal_hetero", "update_all"),
+                (per_edge, "gsddmm_internal_hetero", "apply_edges"),
+                (softmax, "edge_softmax_hetero_internal", "edge_softmax"),
+            )
+        ),
         (_get_relation_graph(index.get_relation_graph), [(index, "get_relation_graph")]),
         (_reversed(index.reverse), [(index, "reverse")]),
     ]
