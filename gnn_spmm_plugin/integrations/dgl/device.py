@@ -33,13 +33,16 @@ SOURCES = {"heterograph.py": "34f1826f9959f7b4", "frame.py": "20f71311e308f215"}
 
 #: Methods that are asked of the unmarked graph; their arguments come to it, their answers go back to the features.
 _QUERIES = (
-    "all_edges edge_ids find_edges has_edges_between has_nodes in_edges out_edges predecessors successors adj "
+    "batch_num_nodes batch_num_edges all_edges edge_ids find_edges has_edges_between has_nodes in_edges out_edges predecessors successors adj "
     "adj_external adj_tensors adjacency_matrix inc incidence_matrix to_networkx shared_memory edge_subgraph subgraph "
     "edge_type_subgraph node_type_subgraph in_subgraph out_subgraph khop_in_subgraph khop_out_subgraph line_graph "
     "reverse to_simple reorder_graph add_self_loop remove_self_loop global_uniform_negative_sampling select_topk "
     "sample_neighbors sample_neighbors_biased sample_neighbors_fused sample_etype_neighbors sample_labors"
 ).split()
-_IN_PLACE = ("add_edges", "add_nodes", "remove_edges", "remove_nodes")
+_IN_PLACE = (
+    *("add_edges", "add_nodes", "remove_edges", "remove_nodes"),
+    *("set_batch_num_nodes", "set_batch_num_edges"),
+)
 #: Functions of these modules (those in ``__all__``) are asked in the same way, wherever DGL holds them.
 _MODULES = ("subgraph", "batch", "transforms.functional", "transforms.to_block", "convert", "merge", "traversal")
 _SAMPLING = ("sampling.neighbor", "sampling.randomwalks", "sampling.labor", "sampling.negative", "sampling.pinsage")
@@ -52,15 +55,11 @@ def marked(graph: Any) -> torch.device | None:
 
 
 def _moved(graph: Any, device: torch.device | None) -> Any:
-    """A copy whose features are on `device`, and marked so; unmarked and on the CPU for None."""
+    """A copy whose features are on `device`, and marked so; unmarked and on the CPU for None. Sizes of batches stay."""
     out = copy.copy(graph)
     target = torch.device("cpu") if device is None else device
     out._node_frames = [frame.to(target) for frame in graph._node_frames]
     out._edge_frames = [frame.to(target) for frame in graph._edge_frames]
-    for name in ("_batch_num_nodes", "_batch_num_edges"):
-        counts = getattr(graph, name)
-        if counts is not None:
-            setattr(out, name, {key: count.to(target) for key, count in counts.items()})
     out.__dict__.pop(_MARK, None)
     if device is not None:
         out.__dict__[_MARK] = device
@@ -109,20 +108,43 @@ def _up(value: Any, device: torch.device) -> Any:
     return _map(value, lambda g: _moved(g, device), lambda t: t.to(device))
 
 
+def _the_mark(value: Any) -> torch.device | None:
+    found = _marks(value)
+    if len(found) > 1:
+        raise ValueError(f"the graphs have their features on {', '.join(map(str, found))}; move them to one device")
+    return found.pop() if found else None
+
+
 def _query(original: Any) -> Any:
     @functools.wraps(original)
     def query(*args: Any, **kwargs: Any) -> Any:
-        found = _marks(args) | _marks(kwargs)
-        if not found:
+        device = _the_mark((args, kwargs))
+        if device is None:
             return original(*args, **kwargs)
-        if len(found) > 1:
-            raise ValueError(f"the graphs have their features on {', '.join(map(str, found))}; move them to one device")
         out = original(*_down(args), **_down(kwargs))
-        if isinstance(out, types.GeneratorType):
-            out = list(out)
-        return _up(out, found.pop())
+        return _up(list(out) if isinstance(out, types.GeneratorType) else out, device)
 
     return query
+
+
+def _batch(original: Any, concatenated: Any) -> Any:
+    @functools.wraps(original)
+    def batch(graphs: Any, ndata: Any = "__ALL__", edata: Any = "__ALL__") -> Any:
+        graphs = list(graphs)
+        device = _the_mark(graphs)
+        if device is None:
+            return original(graphs, ndata, edata)
+        out = _up(original(_down(graphs), None, None), device)
+        # the features never leave the device
+        for i, ntype in enumerate(out.ntypes if ndata is not None else ()):
+            frames = [g._node_frames[i] for g in graphs if g._graph.num_nodes(i) > 0]
+            out.nodes[ntype].data.update(concatenated(frames, ndata, f"nodes[{ntype!r}].data"))
+        for i, etype in enumerate(out.canonical_etypes if edata is not None else ()):
+            frames = [g._edge_frames[i] for g in graphs if g._graph.num_edges(i) > 0]
+            out.edges[etype].data.update(concatenated(frames, edata, f"edges[{etype!r}].data"))
+        return out
+
+    return batch
 
 
 def _in_place(original: Any) -> Any:
@@ -309,13 +331,15 @@ def _functions() -> Iterable[tuple[Any, Any]]:
 
     yield dgl.rand_graph, _constructor(dgl.rand_graph)
     yield dgl.rand_bipartite, _constructor(dgl.rand_bipartite)
+    batching = sys.modules["dgl.batch"]
+    yield batching.batch, _batch(batching.batch, batching._batch_feat_dicts)
     heterograph = sys.modules["dgl.heterograph"]
     yield heterograph._create_compute_graph, _query(heterograph._create_compute_graph)
     for name in (*_MODULES, *_SAMPLING):
         module = sys.modules.get(f"dgl.{name}")
         for public in getattr(module, "__all__", ()):
             value = getattr(module, public)
-            if isinstance(value, types.FunctionType):
+            if isinstance(value, types.FunctionType) and value is not batching.batch:
                 yield value, _constructor(value) if public in _CONSTRUCTORS else _query(value)
 
 
