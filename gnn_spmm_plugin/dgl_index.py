@@ -33,7 +33,7 @@ class Relation:
         self.graph = graph
         self._edges: Graph | None = None
         self._leaving: Graph | None = None
-        self._empty: Tensor | None | bool = False
+        self._empty: Tensor | bool | None = False
         self._ends: list[Tensor | None] = [None, None]
 
     @property
@@ -52,7 +52,7 @@ class Relation:
 
     @property
     def empty(self) -> Tensor | None:
-        """``[k]`` int64 destinations without edges; None where there is none, and in a graph that has no edges at all."""
+        """``[k]`` int64 destinations without edges; None where there is none, and in a graph without edges."""
         if isinstance(self._empty, bool):
             found = (self.graph._csr.degree() == 0).nonzero().flatten() if self.graph.num_edges else None
             self._empty = None if found is None or found.numel() == 0 else found
@@ -117,13 +117,18 @@ def relation_of(gidx: Any, device: torch.device = _CPU) -> Relation | None:
     return relation
 
 
-def graph_of_dgl(g: Any, device: torch.device) -> Graph:
-    """The graph of a DGLGraph with one relation, on `device`; the same object at each call.
+def is_dgl(value: Any) -> bool:
+    """Whether `value` is a DGLGraph."""
+    return all(hasattr(value, name) for name in ("_graph", "canonical_etypes", "to_canonical_etype"))
+
+
+def graph_of_dgl(g: Any) -> Graph:
+    """The graph of a DGLGraph with one relation, on its device; the same object at each call.
 
     Raises:
         ValueError: there are several relations.
     """
-    relation = relation_of(g._graph, device)
+    relation = relation_of(g._graph, g.device)
     if relation is None:
         raise ValueError(f"the graph has the relations {g.canonical_etypes}; pass one of them, g[etype]")
     return relation.graph
@@ -186,4 +191,4 @@ def _of_csc(rowptr: Tensor, col: Tensor, ids: Tensor, num_src: int) -> Graph:
     return Graph._make(Core(Csr(csr.rowptr, csr.col, None if ordered else own, num_src)))
 
 
-__all__ = ["Relation", "graph_of_dgl", "relation_of", "share"]
+__all__ = ["Relation", "graph_of_dgl", "is_dgl", "relation_of", "share"]

@@ -70,10 +70,10 @@ def _settle() -> None:
 def patch_dgl(policy: str = "auto", cuda_features: bool = False) -> Patch:
     """Lets every DGL message passing in the process aggregate with this package's kernels.
 
-    That is `update_all`, `multi_update_all`, `pull` and so on, ``dgl.ops`` and all of ``dgl.nn`` that is built on these,
-    on graphs, heterographs, blocks and batches; names that were imported before count too. Calls are counted: the patch
-    ends when each has been undone, by `unpatch_dgl`, by the end of a ``with`` block or by the returned object's
-    ``undo``. Then the replaced functions are DGL's own objects again.
+    That is `update_all`, `multi_update_all`, `pull` and so on, ``dgl.ops`` and all of ``dgl.nn`` that is built on
+    these, on graphs, heterographs, blocks and batches; names that were imported before count too. Calls are counted:
+    the patch ends when each has been undone, by `unpatch_dgl`, by the end of a ``with`` block or by the returned
+    object's ``undo``. Then the replaced functions are DGL's own objects again.
 
     Args:
         policy: how plans are chosen, see `gnn_spmm_plugin.plan`.

@@ -1,9 +1,10 @@
 """``patch_dgl(cuda_features=True)``: graphs of a DGL without CUDA that take features on a GPU.
 
 ``g.to("cuda")`` marks a copy of the graph: its structure stays where it is, its features move, and ``g.device`` says
-where they are, which is what DGL compares features with. The operators find the features on the GPU and take a copy of
-the structure there, made once. Whatever else is asked of such a graph (ids of edges, a subgraph, a batch) is asked of an
-unmarked copy; what comes back moves. DGL moves features when they are looked at, so those of a subgraph never leave the GPU.
+where they are, which is what DGL compares features with. The operators find the features on the GPU and take a copy
+of the structure there, made once. Whatever else is asked of such a graph (ids of edges, a subgraph, a block) is asked
+of an unmarked copy; what comes back moves. DGL moves features when they are looked at, so those of a subgraph never
+leave the GPU.
 """
 
 from __future__ import annotations
@@ -33,11 +34,12 @@ SOURCES = {"heterograph.py": "34f1826f9959f7b4", "frame.py": "20f71311e308f215"}
 
 #: Methods that are asked of the unmarked graph; their arguments come to it, their answers go back to the features.
 _QUERIES = (
-    "batch_num_nodes batch_num_edges all_edges edge_ids find_edges has_edges_between has_nodes in_edges out_edges predecessors successors adj "
-    "adj_external adj_tensors adjacency_matrix inc incidence_matrix to_networkx shared_memory edge_subgraph subgraph "
-    "edge_type_subgraph node_type_subgraph in_subgraph out_subgraph khop_in_subgraph khop_out_subgraph line_graph "
-    "reverse to_simple reorder_graph add_self_loop remove_self_loop global_uniform_negative_sampling select_topk "
-    "sample_neighbors sample_neighbors_biased sample_neighbors_fused sample_etype_neighbors sample_labors"
+    "batch_num_nodes batch_num_edges all_edges edge_ids find_edges has_edges_between has_nodes in_edges out_edges "
+    "predecessors successors adj adj_external adj_tensors adjacency_matrix inc incidence_matrix to_networkx "
+    "shared_memory edge_subgraph subgraph edge_type_subgraph node_type_subgraph in_subgraph out_subgraph "
+    "khop_in_subgraph khop_out_subgraph line_graph reverse to_simple reorder_graph add_self_loop remove_self_loop "
+    "global_uniform_negative_sampling select_topk sample_neighbors sample_neighbors_biased sample_neighbors_fused "
+    "sample_etype_neighbors sample_labors "
 ).split()
 _IN_PLACE = (
     *("add_edges", "add_nodes", "remove_edges", "remove_nodes"),
@@ -295,8 +297,8 @@ def table() -> list[tuple[Any, str, Any]]:
     for name, known in SOURCES.items():
         if hashlib.sha256((root / name).read_bytes()).hexdigest()[:16] != known:
             raise RuntimeError(
-                f"cuda_features replaces methods of dgl 2.1.0, and this is {dgl.__version__}, whose {name} differs; use "
-                "patch_dgl() without it, or install dgl==2.1.0"
+                f"cuda_features replaces methods of dgl 2.1.0, and this is {dgl.__version__}, whose {name} differs; "
+                "use patch_dgl() without it, or install dgl==2.1.0"
             )
     if dgl.ndarray.gpu(0).exist:
         log.info("this DGL has CUDA of its own: cuda_features does nothing")

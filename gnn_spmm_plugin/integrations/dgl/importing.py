@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 GRAPHBOLT = "dgl.graphbolt"
-#: Imported by ``import dgl`` and not declared by DGL 2.1.0, then those that it declares (for ``pip install --no-deps``).
+#: What ``import dgl`` imports and DGL 2.1.0 does not declare; then what it does, for ``pip install --no-deps``.
 UNDECLARED = ("packaging", "pandas")
 NEEDED = (*UNDECLARED, "numpy", "scipy", "networkx", "requests", "tqdm", "psutil")
 
@@ -48,8 +48,8 @@ class Stub(types.ModuleType):
         if item.startswith("__"):
             raise AttributeError(item)
         raise ImportError(
-            f"{self.__name__}.{item} is not available: {self.reason}. dgl, dgl.nn, dgl.ops and dgl.dataloading work; for "
-            "GraphBolt install a DGL that was built for this torch"
+            f"{self.__name__}.{item} is not available: {self.reason}. dgl, dgl.nn, dgl.ops and dgl.dataloading work; "
+            "for GraphBolt install a DGL that was built for this torch"
         )
 
 
@@ -97,7 +97,11 @@ def _reason(root: Path) -> str | None:
     if not (folder / name).exists():
         return f"this DGL has no {name}"
     base = folder / "base.py"
-    if base.exists() and "torchdata.datapipes" in base.read_text(encoding="utf-8") and not _found("torchdata.datapipes"):
+    if (
+        base.exists()
+        and "torchdata.datapipes" in base.read_text(encoding="utf-8")
+        and not _found("torchdata.datapipes")
+    ):
         return "it needs torchdata.datapipes, which torchdata 0.10 and newer have not; pip install 'torchdata<0.10'"
     return None
 

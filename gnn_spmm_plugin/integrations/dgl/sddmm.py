@@ -1,12 +1,13 @@
 """DGL's ``gsddmm`` and ``edge_softmax``: a value for each edge, of features at its ends and its own.
 
-On the CPU only what is faster here is done here: dot products between the two ends, the softmax, and small graphs. DGL's
-CPU kernels for sums, products and copies stream about as fast as memory does.
+On the CPU only what is faster here is done here: dot products between the two ends, the softmax, and small graphs.
+DGL's CPU kernels for sums, products and copies stream about as fast as memory does.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,6 +21,10 @@ from ...kernels import DTYPES
 from .aggregate import _padded, autocast, broadcast, no_kernels
 
 OPS = ("add", "sub", "mul", "div", "dot", "copy_lhs", "copy_rhs")
+_BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    **{"add": torch.add, "sub": torch.sub},
+    **{"mul": torch.mul, "div": torch.div},
+}
 _HOST = "DGL's kernel is faster on the CPU"
 _SMALL = 1 << 14  # values; of fewer, even DGL's calls take longer than gathers
 _SIDES = {"u": "u", "src": "u", "v": "v", "dst": "v", "e": "e", "edge": "e"}
@@ -42,7 +47,6 @@ def per_edge(
         ``[number of edges, *broadcast(L, R)]``, or why it is left to DGL.
     """
     sides = _SIDES[lhs_target], _SIDES[rhs_target]
-    across = op == "dot" and sides in (("u", "v"), ("v", "u"))
     a = None if op == "copy_rhs" else lhs
     b = None if op == "copy_lhs" else rhs
     if torch.is_autocast_enabled():
@@ -75,7 +79,7 @@ def per_edge(
     a, b = _at_edges(relation, _padded(a, len(shape)), sides[0]), _at_edges(relation, _padded(b, len(shape)), sides[1])
     if op == "dot":
         return (a * b).sum(-1, keepdim=True) if shape else a * b
-    return {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div}[op](a, b)
+    return _BINARY[op](a, b)
 
 
 def _unsuitable(graph: Graph, sides: tuple[str, str], *features: Tensor | None) -> str | None:
@@ -143,7 +147,7 @@ def softmax(gidx: Any, logits: Tensor, eids: Any, norm_by: str) -> Tensor | str:
         The same shape, or why it is left to DGL.
     """
     if torch.is_autocast_enabled():
-        logits = autocast(logits)
+        logits = autocast(logits)  # type: ignore[assignment]
     reason = no_kernels(logits.device)
     if reason is not None:
         return reason

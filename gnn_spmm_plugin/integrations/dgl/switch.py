@@ -48,7 +48,6 @@ _UNARY = {"copy_lhs": "copy_u", "copy_rhs": "copy_e"}
 _NAMES = {(op, r): f"{_UNARY.get(op, f'u_{op}_e')}_{r}" for op in aggregate.OPS for r in aggregate.REDUCES}
 
 
-
 @functools.lru_cache(maxsize=256)
 def _edge_name(op: str, lhs: str, rhs: str) -> str:
     return {"copy_lhs": f"copy_{lhs}", "copy_rhs": f"copy_{rhs}"}.get(op, f"{lhs}_{op}_{rhs}")
@@ -88,9 +87,7 @@ def _gspmm_internal(original: Any) -> Any:
 
 def _gsddmm(original: Any) -> Any:
     @functools.wraps(original)
-    def gsddmm(
-        gidx: Any, op: str, lhs_data: Any, rhs_data: Any, lhs_target: str = "u", rhs_target: str = "v"
-    ) -> Any:
+    def gsddmm(gidx: Any, op: str, lhs_data: Any, rhs_data: Any, lhs_target: str = "u", rhs_target: str = "v") -> Any:
         if _saved:
             out = sddmm.per_edge(gidx, op, lhs_data, rhs_data, lhs_target, rhs_target)
             name = _edge_name(op, lhs_target, rhs_target)
@@ -181,7 +178,10 @@ def _table() -> list[tuple[Any, str, Any]]:
     index = _module("dgl.heterograph_index").HeteroGraphIndex
     places: list[tuple[Any, list[tuple[Any, str]]]] = [
         (_gspmm(spmm.gspmm), [(spmm, "gspmm"), (ops, "gspmm")]),
-        (_gspmm_internal(sparse.gspmm), [(spmm, "gspmm_internal"), *((m, "gspmm") for m in (sparse, backend, pytorch))]),
+        (
+            _gspmm_internal(sparse.gspmm),
+            [(spmm, "gspmm_internal"), *((m, "gspmm") for m in (sparse, backend, pytorch))],
+        ),
         (
             _gsddmm(sparse.gsddmm),
             [(per_edge, "gsddmm_internal"), *((m, "gsddmm") for m in (sparse, backend, pytorch))],
