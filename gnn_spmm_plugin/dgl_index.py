@@ -167,9 +167,13 @@ def _make(holder: _Holder, gidx: Any, device: torch.device, reverse: bool) -> Re
 def _build(gidx: Any) -> Graph:
     with torch.no_grad(), torch.inference_mode(False):
         formats = gidx.formats()
-        if "csc" in formats["created"] or "csc" in formats["not created"]:
+        allowed = formats["created"] + formats["not created"]
+        if "csc" in allowed:
             _, num_src, rowptr, col, ids = gidx.adjacency_matrix_tensors(0, True, "csr")
             return _of_csc(rowptr, col, ids, num_src)
+        if "coo" not in allowed:
+            _, num_dst, rowptr, col, ids = gidx.adjacency_matrix_tensors(0, False, "csr")
+            return _of_csc(rowptr, col, ids, num_dst).T
         src, dst, _ = gidx.edges(0, "eid")
         source, destination = gidx.metagraph.find_edge(0)
         return Graph._from_pair(dst, src, gidx.num_nodes(destination), gidx.num_nodes(source))
@@ -183,7 +187,7 @@ def _of_csc(rowptr: Tensor, col: Tensor, ids: Tensor, num_src: int) -> Graph:
     valid = torch.zeros(col.shape[0], dtype=torch.bool, device=col.device)
     if ids.shape == col.shape and int(ids.min()) >= 0:
         with contextlib.suppress(IndexError, RuntimeError):
-            valid.index_fill_(0, ids, True)
+            valid.index_fill_(0, ids.long(), True)
     if not bool(valid.all()):
         raise ValueError(f"the edge ids of the DGLGraph are no permutation of its {col.shape[0]} edges")
     own = ids.to(csr.col.dtype)

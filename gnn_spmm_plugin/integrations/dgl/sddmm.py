@@ -69,7 +69,7 @@ def per_edge(
             return _HOST
         return _at_edges(relation, given[0], sides[a is None])
     shape = broadcast(a.shape[1:], b.shape[1:])
-    if shape is None or (op == "dot" and a.shape[-1] != b.shape[-1]):
+    if shape is None or (op == "dot" and _last(a) != _last(b)):
         return "the shapes do not broadcast"
     if op == "dot" and shape and sides in (("u", "v"), ("v", "u")):
         src, dst = (a, b) if sides[0] == "u" else (b, a)
@@ -100,6 +100,10 @@ def _unsuitable(graph: Graph, sides: tuple[str, str], *features: Tensor | None) 
         if t.device != graph.device:
             return "the features are on several devices"
     return None
+
+
+def _last(t: Tensor) -> int:
+    return t.shape[-1] if t.dim() > 1 else 1
 
 
 def _dot(graph: Graph, src: Tensor, dst: Tensor, shape: tuple[int, ...]) -> Tensor:
