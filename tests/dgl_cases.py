@@ -20,7 +20,7 @@ def graph(num_nodes: int = 10, num_edges: int = 30, idtype: torch.dtype = torch.
 
 
 def outcome(f: Callable[..., Tensor], *inputs: Tensor) -> list[Tensor]:
-    """``f(*inputs)`` and the gradients of the inputs; infinities, which DGL has for empty rows, take no part in them."""
+    """``f(*inputs)`` and the gradients of the inputs; infinities, DGL's result of empty rows, take no part."""
     given = [t.detach().clone().requires_grad_() for t in inputs]
     out = f(*given)
     finite = torch.where(out.isinf(), 0, out)

@@ -210,9 +210,9 @@ def test_somebody_patched_on_top() -> None:
 
 
 def test_unknown_sources(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    from gnn_spmm_plugin.integrations.dgl import switch
-
     import dgl
+
+    from gnn_spmm_plugin.integrations.dgl import switch
 
     before, g, x = operators(), graph(), torch.randn(10, 3)
     monkeypatch.setattr(switch, "_refusal", False)
