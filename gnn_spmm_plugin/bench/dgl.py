@@ -110,10 +110,11 @@ def _gpu_cases(width: int) -> Iterator[tuple[str, Step, Step]]:
 
     torch.manual_seed(0)
     csr = named("arxivlike", "cpu")
-    edge_index = torch.stack([csr.col.long(), csr.rows().long()])
-    g = add_self_loop(graph((edge_index[0], edge_index[1]), num_nodes=csr.num_rows)).to("cuda")
+    nodes = len(csr.rowptr) - 1
+    rows = torch.repeat_interleave(csr.rowptr[1:] - csr.rowptr[:-1])
+    g = add_self_loop(graph((csr.col.long(), rows), num_nodes=nodes)).to("cuda")
     edge_index = torch.stack(g.edges())
-    x = torch.randn(csr.num_rows, width, device="cuda", requires_grad=True)
+    x = torch.randn(nodes, width, device="cuda", requires_grad=True)
     linear = torch.nn.Linear(width, width)
     for what, ours, theirs in (
         ("GraphConv", dn.GraphConv(width, width), pn.GCNConv(width, width, add_self_loops=False)),

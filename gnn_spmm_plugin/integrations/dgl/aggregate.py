@@ -130,7 +130,20 @@ def _limits(r: Relation, reduce: str, out: Tensor) -> Tensor:
     if limit is None:
         return out
     empty = r.empty
-    return out if empty is None else out.index_fill_(0, empty, limit)
+    return out if empty is None else _Limits.apply(out, empty, limit)  # type: ignore[no-any-return]
+
+
+class _Limits(torch.autograd.Function):
+    """``out.index_fill_(0, empty, limit)``, but the gradient passes uncopied: that of an empty row goes nowhere."""
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, empty: Tensor, limit: float) -> Tensor:
+        ctx.mark_dirty(out)
+        return out.index_fill_(0, empty, limit)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad, None, None
 
 
 def broadcast(a: Any, b: Any) -> tuple[int, ...] | None:
