@@ -185,6 +185,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--width", type=int, default=64, help="feature columns, a multiple of 4")
     parser.add_argument("--rounds", type=int, default=9, help="measurements of each, in turns; default 9")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--only", metavar="TEXT", default="", help="cases whose names have this in them")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--csv", metavar="FILE")
     options = parser.parse_args(arguments)
@@ -196,7 +197,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.device == "cuda":
         columns, rows = ["what", "dgl_ms", "pyg_ms", "ratio"], list(_on_gpu(options.width, options.rounds))
     else:
-        every = list(cases(options.nodes, options.edges, options.width))
+        every = [c for c in cases(options.nodes, options.edges, options.width) if options.only in c.what]
         columns, rows = COLUMNS, [measure(case, options.rounds) for case in progress(every, len(every), "cases")]
     show(columns, [[str(row[c]) for c in columns] for row in rows])
     if options.csv:
