@@ -7,6 +7,7 @@ a dict, ``_cache``, that DGL makes and does not use; what is made here hangs the
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,6 +18,13 @@ from .graph import Graph
 
 _RELATION = "gnn_spmm_plugin relation"  # the Relation of an index, on its own device
 _HOLDER = "gnn_spmm_plugin"  # (what it shares with its reverse, whether it is the reverse)
+
+
+@contextlib.contextmanager
+def _plain() -> Iterator[None]:
+    """What is made in here is kept, and whoever comes next may want gradients."""
+    with torch.no_grad(), torch.inference_mode(False):
+        yield
 
 
 class Relation:
@@ -54,14 +62,17 @@ class Relation:
     def empty(self) -> Tensor | None:
         """``[k]`` int64 destinations without edges; None where there is none, and in a graph without edges."""
         if isinstance(self._empty, bool):
-            found = (self.graph._csr.degree() == 0).nonzero().flatten() if self.graph.num_edges else None
+            with _plain():
+                found = (self.graph._csr.degree() == 0).nonzero().flatten() if self.graph.num_edges else None
             self._empty = None if found is None or found.numel() == 0 else found
         return self._empty
 
     def to(self, device: torch.device) -> Relation:
         """The same on another device."""
-        other = Relation(self.graph.to(device))
-        other._empty = None if self.empty is None else self.empty.to(device)  # asked of this one: no wait over there
+        with _plain():
+            other = Relation(self.graph.to(device))
+            empty = self.empty  # asked of this one: no wait over there
+            other._empty = None if empty is None else empty.to(device)
         return other
 
     def ends(self, destinations: bool) -> Tensor:
@@ -69,7 +80,9 @@ class Relation:
         found = self._ends[destinations]
         if found is None:
             csr = self.graph._csr
-            found = self._ends[destinations] = csr.in_caller_order(csr.rows() if destinations else csr.col)
+            with _plain():
+                found = csr.in_caller_order(csr.rows() if destinations else csr.col)
+            self._ends[destinations] = found
         return found
 
 
@@ -77,7 +90,8 @@ def _incidence(csr: Csr) -> Graph:
     """The graph with an edge from each edge of `csr`, under its id, to its row."""
     num_edges, ids = csr.col.shape[0], csr.perm
     if ids is None:
-        ids = torch.arange(num_edges, dtype=csr.col.dtype, device=csr.col.device)
+        with _plain():
+            ids = torch.arange(num_edges, dtype=csr.col.dtype, device=csr.col.device)
     return Graph._make(Core(Csr(csr.rowptr, ids, csr.perm, num_edges)))
 
 
@@ -165,7 +179,7 @@ def _make(holder: _Holder, gidx: Any, device: torch.device, reverse: bool) -> Re
 
 
 def _build(gidx: Any) -> Graph:
-    with torch.no_grad(), torch.inference_mode(False):
+    with _plain():
         formats = gidx.formats()
         allowed = formats["created"] + formats["not created"]
         if "csc" in allowed:

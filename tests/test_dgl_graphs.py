@@ -198,6 +198,25 @@ def test_changed_graphs_are_new() -> None:
     assert ours[9].equal(x[3])
 
 
+def test_first_used_in_inference_mode() -> None:
+    import dgl
+
+    g, x, w = graph(), torch.randn(10, 3), torch.rand(30, 1)
+    leaf = x.clone().requires_grad_()
+
+    def everything(x: Tensor) -> Tensor:
+        a = dgl.ops.u_add_e_max(g, x, w)[:8].sum() + dgl.ops.u_mul_e_mean(g, x, w).sum()
+        return a + dgl.ops.u_sub_v(g, x, x).square().sum() + dgl.ops.copy_e_sum(g, dgl.ops.copy_u(g, x)).sum()
+
+    with gsp.patch_dgl():
+        with torch.inference_mode():
+            expected = everything(x)
+        out = everything(leaf)
+        out.backward()
+    torch.testing.assert_close(out.detach(), expected.clone())
+    assert leaf.grad is not None and leaf.grad.isfinite().all()
+
+
 @pytest.mark.usefixtures("no_gc")
 def test_goes_with_the_graph() -> None:
     import dgl

@@ -296,3 +296,36 @@ def test_compiled_layers_break_the_graph_and_are_right() -> None:
     with gsp.patch_dgl():
         found = torch.compile(layer, backend="eager")(g, x)
     torch.testing.assert_close(found, expected)
+
+
+# ---------------------------------------------------------------------- what comes with it
+
+
+def test_bench(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from gnn_spmm_plugin.bench import dgl as bench
+    from gnn_spmm_plugin.bench.results import table_of
+
+    threads = torch.get_num_threads()
+    path = tmp_path / "out.csv"
+    try:
+        assert bench.main(f"--nodes 40 --edges 200 --width 8 --rounds 1 --threads 1 --csv {path}".split()) == 0
+    finally:
+        torch.set_num_threads(threads)
+    columns, rows = table_of(path)
+    assert columns == bench.COLUMNS and len(rows) == 19
+    assert "bench.dgl --nodes 40" in path.read_text()
+    for row in rows:
+        assert float(row["difference"]) < 1e-5, row
+    assert "GATConv 4 x 16 step" in capsys.readouterr().out
+
+
+def test_example(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    import runpy
+
+    path = Path(__file__).parents[1] / "examples" / "dgl_patch.py"
+    monkeypatch.setattr(sys, "argv", ["dgl_patch.py", "--tiny"])
+    before = operators()
+    runpy.run_path(str(path), run_name="__main__")
+    assert operators() == before
+    out = capsys.readouterr().out
+    assert "the same within" in out and "times as fast" in out

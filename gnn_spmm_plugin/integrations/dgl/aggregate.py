@@ -45,11 +45,11 @@ def aggregate(gidx: Any, op: str, reduce: str, x: Tensor | None, w: Tensor | Non
         w = None
     elif op == "copy_rhs":
         x = None
+    first = w if x is None else x
+    if not isinstance(first, Tensor) or not (w is None or isinstance(w, Tensor)):
+        return "a feature is no tensor"
     if torch.is_autocast_enabled():
         x, w = autocast(x), autocast(w)
-    first = w if x is None else x
-    if not isinstance(first, Tensor):
-        return "a feature is no tensor"
     device = first.device
     if device != _CPU:
         reason = no_kernels(device)
@@ -130,7 +130,7 @@ def _limits(r: Relation, reduce: str, out: Tensor) -> Tensor:
     if limit is None:
         return out
     empty = r.empty
-    return out if empty is None else _Limits.apply(out, empty, limit)  # type: ignore[no-any-return]
+    return out if empty is None else _Limits.apply(out, empty, limit)
 
 
 class _Limits(torch.autograd.Function):

@@ -49,11 +49,11 @@ def per_edge(
     sides = _SIDES[lhs_target], _SIDES[rhs_target]
     a = None if op == "copy_rhs" else lhs
     b = None if op == "copy_lhs" else rhs
+    if not all(t is None or isinstance(t, Tensor) for t in (a, b)) or (a is None and b is None):
+        return "a feature is no tensor"
     if torch.is_autocast_enabled():
         a, b = autocast(a), autocast(b)
     given = [t for t in (a, b) if t is not None]
-    if not given or not all(isinstance(t, Tensor) for t in given):
-        return "a feature is no tensor"
     device = given[0].device
     reason = no_kernels(device)
     if reason is not None:
