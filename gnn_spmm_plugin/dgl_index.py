@@ -16,7 +16,7 @@ from torch import Tensor
 from .csr import Core, Csr
 from .graph import Graph
 
-_RELATION = "gnn_spmm_plugin relation"  # the Relation of an index, on its own device
+_RELATION = "gnn_spmm_plugin relation"  # the Relation of an index; on another device than the CPU, (this, device)
 _HOLDER = "gnn_spmm_plugin"  # (what it shares with its reverse, whether it is the reverse)
 
 
@@ -113,12 +113,11 @@ def relation_of(gidx: Any, device: torch.device = _CPU) -> Relation | None:
     Raises:
         IndexError or ValueError: the arrays that DGL was given do not describe a graph.
     """
-    cache = gidx._cache
-    if device == _CPU:
-        known: Relation | None = cache.get(_RELATION)
-        if known is not None:
-            return known
-    elif device.index is None and device.type == "cuda":
+    cache, key = gidx._cache, _RELATION if device == _CPU else (_RELATION, device)
+    known: Relation | None = cache.get(key)
+    if known is not None:
+        return known
+    if device.index is None and device.type == "cuda":
         device = torch.empty(0, device=device).device
     if gidx.number_of_etypes() != 1:
         return None
@@ -126,8 +125,7 @@ def relation_of(gidx: Any, device: torch.device = _CPU) -> Relation | None:
     relation = holder.relations.get((device, reverse))
     if relation is None:
         relation = holder.relations[device, reverse] = _make(holder, gidx, device, reverse)
-    if relation.graph.device == _CPU:
-        cache[_RELATION] = relation
+    cache[key] = relation
     return relation
 
 
