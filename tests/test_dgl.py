@@ -179,6 +179,32 @@ def test_empty_destinations() -> None:
     assert c.fallbacks == 0
 
 
+def test_update_all_makes_every_infinity_0() -> None:
+    """Of empty destinations and of features alike."""
+    import dgl.function as fn
+
+    g = graph()
+    for special in (None, torch.inf, torch.nan):
+        x = features(10, (3,)) - 1
+        if special is not None:
+            x[4, 1] = special
+
+        def f(x: torch.Tensor) -> torch.Tensor:
+            with g.local_scope():
+                g.ndata["x"] = x
+                g.update_all(fn.copy_u("x", "m"), fn.max("m", "y"))
+                return g.ndata["y"]
+
+        expected = outcome(f, x)
+        with Counted() as c:
+            found = outcome(f, x)
+        assert c.calls == 2
+        if special is torch.nan:
+            assert found[0].isnan().sum() > 0 == expected[0].isnan().sum() and not found[0].isinf().any()
+        else:
+            assert_same(found, expected)
+
+
 def test_nan_wins() -> None:
     import dgl
 

@@ -134,6 +134,15 @@ def _hetero(original: Any, name: str) -> Any:
     return operator
 
 
+def _replace_inf_with_zero(original: Any) -> Any:
+    @functools.wraps(original)
+    def replace_inf_with_zero(x: Any) -> Any:
+        out = aggregate.without_infinities(x) if _saved else None
+        return original(x) if out is None else out
+
+    return replace_inf_with_zero
+
+
 # DGL makes a new index for a relation, or a reverse, whenever it is asked for one: also in each update_all of a graph
 # that has one relation. What is to be found again has to hang on the same index.
 
@@ -197,6 +206,10 @@ def _table() -> list[tuple[Any, str, Any]]:
                 (per_edge, "gsddmm_internal_hetero", "apply_edges"),
                 (softmax, "edge_softmax_hetero_internal", "edge_softmax"),
             )
+        ),
+        (
+            _replace_inf_with_zero(backend.replace_inf_with_zero),
+            [(m, "replace_inf_with_zero") for m in (backend, pytorch)],
         ),
         (_get_relation_graph(index.get_relation_graph), [(index, "get_relation_graph")]),
         (_reversed(index.reverse), [(index, "reverse")]),
