@@ -17,6 +17,9 @@ from .router import route
 
 if TYPE_CHECKING:
     from . import nn as nn
+    from .integrations.dgl import import_dgl as import_dgl
+    from .integrations.dgl import patch_dgl as patch_dgl
+    from .integrations.dgl import unpatch_dgl as unpatch_dgl
     from .integrations.pyg import accelerate as accelerate
     from .integrations.pyg import patch_pyg as patch_pyg
     from .integrations.pyg import restore as restore
@@ -25,12 +28,15 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Needs PyG or a while to import, so: at first use.
+# Needs PyG or DGL, or a while to import, so: at first use.
 _LAZY = {
     "accelerate": ".integrations.pyg",
     "restore": ".integrations.pyg",
     "patch_pyg": ".integrations.pyg",
     "unpatch_pyg": ".integrations.pyg",
+    "import_dgl": ".integrations.dgl",
+    "patch_dgl": ".integrations.dgl",
+    "unpatch_dgl": ".integrations.dgl",
     "report": ".report",
     "nn": ".nn",
 }
@@ -59,7 +65,7 @@ def stats() -> dict[str, int]:
     ``scale_gathers``: constant scales of source nodes laid out as edge weights, on a GPU.
     ``plan_hits`` and ``l2_hits`` count finds of a plain ``edge_index``, by identity and by content, ``plan_misses``
     where identity did not do, ``l2_syncs`` comparisons that waited for the GPU, ``memo_hits`` normalisations of PyG
-    that were not computed again, ``fallbacks`` operations that were left to PyG.
+    that were not computed again, ``fallbacks`` operations that were left to PyG or DGL.
     """
     return {"kernel_calls": _native.kernel_calls(), **_config.counters}
 
@@ -70,8 +76,10 @@ __all__ = [
     "accelerate",
     "clear_cache",
     "edge_softmax",
+    "import_dgl",
     "kernels",
     "nn",
+    "patch_dgl",
     "patch_pyg",
     "plan",
     "report",
@@ -80,5 +88,6 @@ __all__ = [
     "sddmm",
     "spmm",
     "stats",
+    "unpatch_dgl",
     "unpatch_pyg",
 ]

@@ -250,7 +250,7 @@ class Graph:
             raise ValueError(f"the graph has the relations {g.canonical_etypes}; say which with etype=")
         canonical = g.to_canonical_etype(etype) if etype is not None else g.canonical_etypes[0]
         src, dst = g.edges(form="uv", order="eid", etype=canonical)
-        return cls._from_pair(dst, src, g.num_nodes(canonical[2]), g.num_nodes(canonical[0]))
+        return cls._from_pair(dst, src, g.num_dst_nodes(canonical[2]), g.num_src_nodes(canonical[0]))
 
     # ------------------------------------------------------------------ what it is
 

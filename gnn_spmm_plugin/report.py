@@ -1,8 +1,12 @@
-"""`report`: which layers of a PyG model aggregate without messages, and why others do not."""
+"""`report`: which layers of a PyG or DGL model aggregate without messages, and why others do not."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
 from typing import Any
+
+import torch
 
 #: What a user can do about it, by a part of the reason; the first that fits.
 _HINTS = {
@@ -57,19 +61,68 @@ class Report:
 
 
 def report(model: Any) -> Report:
-    """What happened so far in each message passing layer of a PyG model, while it was accelerated or PyG was patched.
+    """What happened so far in each message passing layer of a model, while it was accelerated or its library patched.
 
     Args:
-        model: the module that was called; itself a layer, or holding some.
+        model: the module that was called; itself a layer of PyG or DGL, or holding some.
 
     Returns:
-        A table to print; its `rows` hold the same as data. A layer is *fused* when every gather of its calls ended in a
-        sparse product, *partly* fused when some did. What compiled code does is not counted.
+        A table to print; its `rows` hold the same as data. A layer is *fused* when every gather of its calls (in DGL:
+        every operation) ended in this package, *partly* fused when some did. What compiled code does is not counted.
+        ``calls`` of a DGL layer are its operations.
 
     Raises:
-        ImportError: PyG is not installed.
+        ImportError: neither PyG nor DGL is there.
         TypeError: `model` is not a module.
     """
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    rows = []
+    if "dgl" in sys.modules:
+        rows += _dgl_rows(model)
+    if not rows or "torch_geometric" in sys.modules:
+        rows += _pyg_rows(model)
+    return Report(rows)
+
+
+def _status(fused: Any, missed: Any, called: bool, idle: bool) -> str:
+    if fused:
+        return "partly" if missed else "fused"
+    if called or missed:
+        return "not"
+    return "not accelerated" if idle else "not called"
+
+
+def _row(
+    name: str, layer: Any, status: str, ops: Mapping[str, int], reasons: Mapping[str, int], calls: int
+) -> dict[str, Any]:
+    return {
+        "layer": f"{name} {type(layer).__name__}".strip(),
+        "kind": type(layer).__name__,
+        "status": status,
+        "ops": dict(ops),
+        "reasons": dict(reasons),
+        "calls": calls,
+        "hints": list(dict.fromkeys(h for reason in reasons if (h := _hint(reason)) is not None)),
+    }
+
+
+def _dgl_rows(model: Any) -> list[dict[str, Any]]:
+    from .integrations.dgl import _layers, _patches
+    from .integrations.dgl.records import Record, known
+
+    layers = [(name, layer, known(layer)) for name, layer in _layers(model)]
+    idle = not _patches and not any(record for _, _, record in layers)
+    rows = []
+    for name, layer, found in layers:
+        record = found or Record()
+        reasons = {f"{operation}: {reason}": n for (operation, reason), n in record.missed.items()}
+        calls = sum(record.fused.values()) + sum(reasons.values())
+        rows.append(_row(name, layer, _status(record.fused, reasons, False, idle), record.fused, reasons, calls))
+    return rows
+
+
+def _pyg_rows(model: Any) -> list[dict[str, Any]]:
     from .integrations.pyg import _layers, _require
 
     _require()
@@ -84,28 +137,10 @@ def report(model: Any) -> Report:
         fused = {} if record is None else dict(record.fused)
         missed = {} if record is None else dict(record.missed)
         calls = 0 if record is None else record.calls
+        status = _status(fused, missed, calls > 0, idle)
         if isinstance(layer, SpMMConv) and not missed and not fused:
             status = "gsp.nn"
-        elif fused:
-            status = "partly" if missed else "fused"
-        elif calls or missed:
-            status = "not"
-            if not missed:
-                missed = {
-                    "no features were gathered by edge_index: a sparse adjacency, no edges, or 1-D features": calls
-                }
-        else:
-            status = "not accelerated" if idle else "not called"
-        hints = list(dict.fromkeys(h for reason in missed if (h := _hint(reason)) is not None))
-        rows.append(
-            {
-                "layer": f"{name} {type(layer).__name__}".strip(),
-                "kind": type(layer).__name__,
-                "status": status,
-                "ops": fused,
-                "reasons": missed,
-                "calls": calls,
-                "hints": hints,
-            }
-        )
-    return Report(rows)
+        elif status == "not" and not missed:
+            missed = {"no features were gathered by edge_index: a sparse adjacency, no edges, or 1-D features": calls}
+        rows.append(_row(name, layer, status, fused, missed, calls))
+    return rows

@@ -220,8 +220,10 @@ def test_from_dgl() -> None:
             ends = torch.tensor([2, 0], dtype=torch.int32), torch.tensor([1, 0], dtype=torch.int32)
             return ends if etype == self.canonical_etypes[0] else (ends[1], ends[0])
 
-        def num_nodes(self, ntype: str) -> int:
+        def num_src_nodes(self, ntype: str) -> int:
             return {"a": 3, "b": 2}[ntype]
+
+        num_dst_nodes = num_src_nodes
 
     g = gsp.Graph.from_dgl(Fake(), "to")
     assert (g.num_src, g.num_dst) == (3, 2) and g.edge_index().tolist() == [[2, 0], [1, 0]]

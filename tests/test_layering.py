@@ -18,7 +18,7 @@ LAYERS = (
     ("csr",),
     ("graph",),
     ("features", "kernels", "reference", "router"),
-    ("partition", "reuse"),
+    ("dgl_index", "partition", "reuse"),
     ("community",),
     ("schedule", "pcsr"),
     ("candidate",),

@@ -64,7 +64,9 @@ void run_normalise(const Problem& problem, const Schedule& schedule) {
 }
 
 void run_sum(const Problem& problem, const Schedule& schedule) {
-  if (problem.weight != nullptr || problem.src_scale != nullptr) {
+  if (problem.weight != nullptr && problem.heads > 1) {
+    run_sweep<HeadSum>(problem, schedule);
+  } else if (problem.weight != nullptr || problem.src_scale != nullptr) {
     run_sweep<Sum<true>>(problem, schedule);
   } else {
     run_sweep<Sum<false>>(problem, schedule);

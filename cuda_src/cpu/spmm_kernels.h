@@ -150,8 +150,9 @@ struct SumMessage : MessageBase {
       const bool finite = sum_of_lanes<B::kLanes, Scalar>(value - value) == 0;
       if (!finite) {
         for (int lane = 0; lane < B::kLanes; ++lane) {
+          const int64_t column = block.column(k) + lane;
           value[lane] = mean_of_scaled<T, typename B::Index>(
-              p, {block.column(k) + lane, block.column(k) + lane, block.columns.head}, first, last);
+              p, {column, column, column / (p.width / p.heads)}, first, last);
         }
       }
     }
@@ -165,6 +166,32 @@ struct SumMessage : MessageBase {
     if (p.bias != nullptr) value += load<B::kLanes>(static_cast<const Scalar*>(p.bias) + column);
     if (p.relu) value = value <= 0 ? typename B::Value{} : value;  // NaN stays
     store_result<B::kLanes>(p, row * p.width + column, value);
+  }
+};
+
+// The same where each head has weights of its own, in a block that may span several of them.
+template <typename B>
+struct HeadSumMessage : SumMessage<B, true> {
+  using Base = SumMessage<B, true>;
+  using typename Base::Scalar;
+  using typename Base::T;
+  const T* of_edge = nullptr;
+  Scalar scale = 1;
+  int64_t head[B::kVectors];  // of each vector
+
+  explicit GSP_HD HeadSumMessage(const B& b) : Base(b) {
+    const int64_t head_width = b.problem.width / b.problem.heads;
+    for (int k = 0; k < B::kVectors; ++k) head[k] = b.column(k) / head_width;
+  }
+  GSP_HD void edge(int64_t j, int64_t source) {
+    const Problem& p = this->block.problem;
+    this->features = this->x[source];
+    of_edge = static_cast<const T*>(p.weight) + j * p.heads;
+    scale = this->scales[source];
+  }
+  GSP_HD typename B::Value message(int k) const {
+    const Scalar factor = load_scalar(of_edge + head[k]) * scale;
+    return factor * load<B::kLanes>(this->features + this->block.offset(k));
   }
 };
 
@@ -490,15 +517,23 @@ struct Sweep {
   }
 };
 
-// Calls visit(Block) for blocks that cover the columns of all heads, of at most kMost vectors each.
-template <typename T, typename Index, int kMost, int kLanes = kNativeLanes<T>, typename Visit>
+// Calls visit(Block) for blocks that cover the columns of all heads, of at most kMost vectors each;
+// with kJoinHeads of any heads, where whole vectors fit into one.
+template <typename T, typename Index, int kMost, bool kJoinHeads, int kLanes = kNativeLanes<T>,
+          typename Visit>
 void for_each_block(const Problem& problem, const Visit& visit) {
-  const int64_t head_width = problem.width / problem.heads;
+  int64_t heads = problem.heads, head_width = problem.width / heads;
   if constexpr (kLanes > 1) {
     constexpr int kFewer = kLanes > 4 ? kLanes / 2 : 1;
-    if (head_width < kLanes) return for_each_block<T, Index, kMost, kFewer>(problem, visit);
+    if (head_width < kLanes) {
+      return for_each_block<T, Index, kMost, kJoinHeads, kFewer>(problem, visit);
+    }
   }
-  for (int64_t head = 0; head < problem.heads; ++head) {
+  if (kJoinHeads && head_width % kLanes == 0) {
+    heads = 1;
+    head_width = problem.width;
+  }
+  for (int64_t head = 0; head < heads; ++head) {
     const int64_t end = (head + 1) * head_width;
     for (int64_t begin = head * head_width; begin < end;) {
       // False where this many vectors are more than there are left, or a variant that is not
@@ -529,29 +564,38 @@ void for_each_block(const Problem& problem, const Visit& visit) {
 
 // Messages by operator, for sweep(). kMost: vectors of a block; the less usual operators come in
 // fewer variants.
+struct OperatorBase {
+  static constexpr bool kJoinHeads = false;
+};
 template <bool kWeighted>
-struct Sum {
+struct Sum : OperatorBase {
   template <typename B>
   using Message = SumMessage<B, kWeighted>;
   static constexpr int kMost = 8;
 };
+struct HeadSum {
+  template <typename B>
+  using Message = HeadSumMessage<B>;
+  static constexpr int kMost = 4;
+  static constexpr bool kJoinHeads = true;
+};
 template <bool kWeighted, Reduce kReduce>
-struct Arg {
+struct Arg : OperatorBase {
   template <typename B>
   using Message = ArgMessage<B, kWeighted, kReduce>;
   static constexpr int kMost = 4;
 };
-struct ArgBackward {
+struct ArgBackward : OperatorBase {
   template <typename B>
   using Message = ArgBackwardMessage<B>;
   static constexpr int kMost = 4;
 };
-struct TieCount {
+struct TieCount : OperatorBase {
   template <typename B>
   using Message = TieCountMessage<B>;
   static constexpr int kMost = 2;
 };
-struct TieBackward {
+struct TieBackward : OperatorBase {
   template <typename B>
   using Message = TieBackwardMessage<B>;
   static constexpr int kMost = 2;
@@ -567,7 +611,7 @@ void sweep(const Problem& problem, const Schedule& schedule) {
   // 64-bit indices are for graphs too large for 32: rare, so they share one variant.
   constexpr int kMost = sizeof(Index) == 8 ? 1 : Operator::kMost;
   for_each(problem.parallel_for, schedule.num_tasks, [&](int64_t i) {
-    for_each_block<T, Index, kMost>(problem, [&](const auto& block) {
+    for_each_block<T, Index, kMost, Operator::kJoinHeads>(problem, [&](const auto& block) {
       using B = std::decay_t<decltype(block)>;
       Sweep<B, typename Operator::template Message<B>>{block, schedule}.task(schedule.tasks[i]);
     });
@@ -575,7 +619,7 @@ void sweep(const Problem& problem, const Schedule& schedule) {
   if (schedule.num_long_rows == 0) return;
   for_each(problem.parallel_for, schedule.num_long_rows, [&](int64_t i) {
     // One column at a time: there are few long rows.
-    for_each_block<T, Index, 1, 1>(problem, [&](const auto& block) {
+    for_each_block<T, Index, 1, false, 1>(problem, [&](const auto& block) {
       using B = std::decay_t<decltype(block)>;
       Sweep<B, typename Operator::template Message<B>>{block, schedule}.merge(
           schedule.long_rows[i]);

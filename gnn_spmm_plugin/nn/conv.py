@@ -11,6 +11,7 @@ from torch.nn.parameter import UninitializedParameter
 from .._config import counters
 from ..cache import graph_of
 from ..csr import Csr
+from ..dgl_index import graph_of_dgl, is_dgl
 from ..functional import TIES, spmm
 from ..functional_aggregate import aggregate
 from ..functional_edge_index import spmm_edge_index
@@ -106,8 +107,9 @@ class SpMMConv(MessagePassing):
         """Aggregates ``edge_weight * x[source]`` into each destination.
 
         Args:
-            edge_index: a `Graph`, ``[2, E]`` int32 or int64, or a sparse matrix whose rows are destinations. A `Graph`
-                knows its direction, so `flow` says nothing about it; weights that it or a matrix carries are used.
+            edge_index: a `Graph`, a DGLGraph with one relation, ``[2, E]`` int32 or int64, or a sparse matrix whose
+                rows are destinations. A `Graph` or DGLGraph knows its direction, so `flow` says nothing about it;
+                weights that a `Graph` or a matrix carries are used.
             size: ``(number of nodes of edge_index[0], of edge_index[1])`` where the features do not say it.
             x: ``[N, F]``, or for a bipartite graph the pair (source features, destination features or None).
             edge_weight: ``[E]``, or None; or ``[E, H]`` where `x` is ``[N, H, F]`` and ``node_dim`` 0.
@@ -238,9 +240,11 @@ class SpMMConv(MessagePassing):
             return graph_of(edge_index[int(not reverse)], edge_index[int(reverse)], num_dst, num_src)
 
     def _adjacency(self, adjacency: Any, keep_values: bool = True) -> Any:
-        """A sparse matrix as a `Graph`; an ``edge_index`` as a plain tensor, with its shape and dtype checked."""
+        """A sparse matrix or DGLGraph as a `Graph`; an ``edge_index`` as a plain tensor, shape and dtype checked."""
         if hasattr(adjacency, "as_tensor"):  # PyG's EdgeIndex
             adjacency = adjacency.as_tensor()
+        if is_dgl(adjacency):
+            return graph_of_dgl(adjacency)
         sparse = isinstance(adjacency, Tensor) and adjacency.layout in _SPARSE
         if sparse or hasattr(adjacency, "sparse_sizes"):
             if self.flow == "target_to_source":
@@ -254,8 +258,8 @@ class SpMMConv(MessagePassing):
         if not isinstance(adjacency, Tensor):
             advice = "; see Graph.from_scipy" if hasattr(adjacency, "tocoo") else ""
             raise TypeError(
-                f"edge_index must be a gnn_spmm_plugin.Graph, a [2, num_edges] tensor or a torch sparse matrix, got "
-                f"{type(adjacency).__name__}{advice}"
+                f"edge_index must be a gnn_spmm_plugin.Graph, a DGLGraph, a [2, num_edges] tensor or a torch sparse "
+                f"matrix, got {type(adjacency).__name__}{advice}"
             )
         if adjacency.dtype not in (torch.int32, torch.int64):
             raise TypeError(

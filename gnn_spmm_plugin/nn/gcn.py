@@ -76,7 +76,7 @@ class GCNConv(SpMMConv):
 
         Args:
             x: ``[N, in_channels]``.
-            edge_index: a `Graph`, ``[2, E]`` int32 or int64, or a sparse matrix whose rows are destinations.
+            edge_index: a `Graph`, DGLGraph, ``[2, E]`` int32 or int64, or a sparse matrix whose rows are destinations.
             edge_weight: ``[E]`` in the order of the edges; None: those of the `Graph` or matrix, or ones.
 
         Returns:

@@ -84,7 +84,7 @@ class SAGEConv(SpMMConv):
 
         Args:
             x: ``[N, F]``, or (source features, destination features or None) for a bipartite graph.
-            edge_index: a `Graph`, ``[2, E]`` int32 or int64, or a sparse matrix whose rows are destinations.
+            edge_index: a `Graph`, DGLGraph, ``[2, E]`` int32 or int64, or a sparse matrix whose rows are destinations.
             size: numbers of nodes (sources, destinations), where the features do not say it.
 
         Returns:
