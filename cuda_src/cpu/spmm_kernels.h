@@ -600,7 +600,7 @@ struct TieBackward : OperatorBase {
   using Message = TieBackwardMessage<B>;
   static constexpr int kMost = 2;
 };
-struct PairGradient {
+struct PairGradient : OperatorBase {
   template <typename B>
   using Message = PairGradientMessage<B>;
   static constexpr int kMost = 4;
