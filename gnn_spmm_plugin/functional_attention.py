@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from . import _native
-from .csr import Core, Csr, _refuse_capture
+from .csr import Core, Csr, _refuse_capture, per_edge_rows
 from .derivatives import _half, _hides_grad, _needs_grad, _rows_first, _transformed
 from .functional import edge_softmax, sddmm, spmm
 from .graph import Graph
@@ -72,7 +72,7 @@ def attend(
         keep = F.dropout(torch.ones_like(p.detach()), dropout)
     if keep is not None:
         perm = graph.perm
-        p = p * (keep[: graph.num_edges] if perm is None else keep.index_select(0, perm))
+        p = p * (keep[: graph.num_edges] if perm is None else per_edge_rows(keep, perm))
     out = spmm(rows, x, p, policy=policy)
     assert isinstance(out, Tensor)
     return out
@@ -219,6 +219,10 @@ class _Part:
         self.columns = csr.col[self.entries]
         self.ids = self.entries if csr.perm is None else csr.perm[self.entries]
 
+    def of_edges(self, t: Tensor) -> Tensor:
+        """What these edges have in `t`, ``[E, H]`` in the caller's order."""
+        return t[self.ids] if isinstance(self.ids, slice) else per_edge_rows(t, self.ids)
+
     def sums(self, own: Tensor, other: Tensor) -> Tensor:
         """``own[row] + other[column]``."""
         return other.index_select(0, self.columns).add_(own[self.rows].index_select(0, self.owner))
@@ -271,13 +275,13 @@ def _pair_side(core: Core, flipped: bool, own: Tensor, other: Tensor, slope: flo
     """
     csr = core.half(flipped)
     if _has_kernel(own):
-        grad = grad.contiguous() if csr.perm is None else grad.index_select(0, csr.perm)
+        grad = grad.contiguous() if csr.perm is None else per_edge_rows(grad, csr.perm)
         given = csr.rowptr, csr.col, grad, _rows_first(own), _rows_first(other)
         return _native.pair_gradient(*given, slope)  # type: ignore[no-any-return]
     out = torch.zeros(own.shape, dtype=_native.accumulation_dtype(own.dtype), device=own.device)
     for part in _parts(core, flipped, own.shape[1] * own.element_size()):
         sums = part.sums(own, other)
-        each = grad[part.ids].unsqueeze(2).expand(-1, -1, own.shape[1] // grad.shape[1]).reshape(sums.shape)
+        each = part.of_edges(grad).unsqueeze(2).expand(-1, -1, own.shape[1] // grad.shape[1]).reshape(sums.shape)
         out[part.rows] += part.row_sums(torch.ops.aten.leaky_relu_backward(each, sums, slope, False))
     return out.to(own.dtype)
 

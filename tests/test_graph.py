@@ -18,7 +18,7 @@ from strategies import NAMED, Edges, edges, values
 
 import gnn_spmm_plugin as gsp
 from gnn_spmm_plugin import _native, reference
-from gnn_spmm_plugin.csr import Core
+from gnn_spmm_plugin.csr import Core, _rows_by_words, per_edge_rows
 
 
 def pairs(g: gsp.Graph) -> list[tuple[int, int]]:
@@ -559,3 +559,16 @@ def test_reference_agrees_with_a_loop() -> None:
                 m = torch.stack(messages)
                 expected = {"sum": m.sum(0), "mean": m.mean(0), "max": m.amax(0), "min": m.amin(0)}[reduce]
             assert torch.allclose(out[d], expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("heads", [0, 1, 2, 3, 4, 8, 16, 33])
+def test_rows_of_edges_by_words(device: str, dtype: torch.dtype, heads: int) -> None:
+    """The same bits, whatever the number of heads; also of views that words do not fit."""
+    index = torch.tensor([4, 0, 0, 3], device=device)
+    whole = torch.randn(5, heads + 1, device=device).to(dtype)
+    flat = torch.randn(1 + 5 * heads, device=device).to(dtype)
+    for t in (whole[:, :heads].contiguous(), whole[:, 1:], flat[1:].view(5, heads)):
+        for found in (_rows_by_words(t, index), per_edge_rows(t, index)):
+            assert found.dtype == dtype and torch.equal(found, t[index])
+    assert torch.equal(per_edge_rows(whole[:, 0], index), whole[:, 0][index])

@@ -110,9 +110,8 @@ def _gpu_cases(width: int) -> Iterator[tuple[str, Step, Step]]:
 
     torch.manual_seed(0)
     csr = named("arxivlike", "cpu")
-    nodes = len(csr.rowptr) - 1
-    rows = torch.repeat_interleave(csr.rowptr[1:] - csr.rowptr[:-1])
-    g = add_self_loop(graph((csr.col.long(), rows), num_nodes=nodes)).to("cuda")
+    nodes = csr.num_nodes
+    g = add_self_loop(graph(tuple(csr.edge_index()), num_nodes=nodes)).to("cuda")
     edge_index = torch.stack(g.edges())
     x = torch.randn(nodes, width, device="cuda", requires_grad=True)
     linear = torch.nn.Linear(width, width)
