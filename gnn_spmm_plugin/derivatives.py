@@ -248,13 +248,11 @@ class _Linear(torch.autograd.Function):
         ctx.form = core, flipped, mean, weight is not None
         if weight is not None:
             ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
-        ctx.prepared = ctx.plan = None
-        if ctx.needs_input_grad[0] and _transposes_quickly(core, x):
-            csr, ctx.plan = _planned(core, not flipped, None)
-            if weight is None and mean is None and ctx.plan.items is None and ctx.plan.pcsr is None:
-                ctx.prepared = csr.rowptr, csr.col, ctx.plan.lengths
-            elif mean == "rows":
-                _half(core, flipped).inverse_degree(_native.accumulation_dtype(x.dtype))
+        ctx.prepared = None
+        # Of weighted sums, means and what `functional_aggregate` adds, it gains nothing: measured.
+        if weight is None and mean is None and ctx.needs_input_grad[0] and _transposes_quickly(core, x):
+            csr, p = _planned(core, not flipped, None)
+            ctx.prepared = None if p.items is not None or p.pcsr is not None else (csr.rowptr, csr.col, p.lengths)
         return _linear_raw(core, flipped, x, weight, mean, plan)
 
     @staticmethod
@@ -268,7 +266,7 @@ class _Linear(torch.autograd.Function):
         x, weight = saved
         grad_x = grad_weight = None
         if ctx.needs_input_grad[0]:
-            grad_x = _linear(core, not flipped, grad, weight, _TRANSPOSED[mean], ctx.plan)
+            grad_x = _linear(core, not flipped, grad, weight, _TRANSPOSED[mean])
         if ctx.needs_input_grad[1]:
             if mean is not None:  # the count belongs to the rows of one side; scale that side
                 side = _half(core, flipped == (mean == "rows"))

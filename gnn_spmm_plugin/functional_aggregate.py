@@ -23,7 +23,6 @@ from .derivatives import (
     _rows_first,
     _sum_raw,
     _transformed,
-    _transposes_quickly,
 )
 from .functional import _check_features, _check_graph, spmm
 from .graph import Graph, check_weight
@@ -168,10 +167,10 @@ class _Form(NamedTuple):
     dtype: torch.dtype
     plan: Plan | None
 
-    def backward(self, dtype: torch.dtype, plan: Plan | None) -> _Form:
+    def backward(self, dtype: torch.dtype) -> _Form:
         """The form that takes a gradient back to `x`, of `dtype`."""
         other = {"rows": "cols", "cols": "rows", None: None}[self.mean]
-        return _Form(self.core, not self.flipped, self.own, other, False, dtype, plan)
+        return _Form(self.core, not self.flipped, self.own, other, False, dtype, None)
 
 
 def _aggregate(form: _Form, given: _Given) -> Tensor:
@@ -214,11 +213,7 @@ class _Aggregate(torch.autograd.Function):
             dst_scale,
             out if form.relu else None,
         )
-        ctx.form, ctx.dtype, ctx.plan = form, x.dtype, None
-        if ctx.needs_input_grad[1] and _transposes_quickly(form.core, x):
-            _, ctx.plan = _planned(form.core, not form.flipped, None)
-            if form.mean == "rows":
-                _half(form.core, form.flipped).inverse_degree(accumulation_dtype(x.dtype))
+        ctx.form, ctx.dtype = form, x.dtype
         return out
 
     @staticmethod
@@ -229,7 +224,7 @@ class _Aggregate(torch.autograd.Function):
         if out is not None:
             grad = torch.ops.aten.threshold_backward(grad, out, 0)
         if needed[0]:
-            back = form.backward(dtype, ctx.plan)
+            back = form.backward(dtype)
             own_scale = self_scale if form.own else None
             grad_x = _aggregate(back, (grad, weight, None, own_scale, None, dst_scale, src_scale))
         if needed[1]:

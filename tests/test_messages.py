@@ -70,7 +70,8 @@ def test_any_order_of_derivatives(device: str) -> None:
     for reduce in ("sum", "mean"):
         call = lambda x, e, w, r=reduce: sum_messages(graph, x, e, w, r, shift=0.1)  # noqa: E731
         assert torch.autograd.gradcheck(call, (x, e, w))
-        assert torch.autograd.gradgradcheck(call, (x, e, w))
+        # Second derivatives are plain torch's, whose sums by index have no order on CUDA.
+        assert torch.autograd.gradgradcheck(call, (x, e, w), nondet_tol=1e-10)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])

@@ -118,10 +118,10 @@ MESSAGES: dict[str, tuple[Callable[..., Any], bool]] = {
     "indexed": (lambda x, i, e, w: (x + e)[:, [1, 0, 3, 2]], False),
     "viewed": (lambda x, i, e, w: (x + e).view(-1, 2, 2).sum(1).repeat(1, 2), False),
     "cat": (lambda x, i, e, w: torch.cat([x + e, x], -1), False),
-    "both_sides": (lambda x, i, e, w: x + i, False),
+    "both_sides": (lambda x, i, e, w: x + i, True),  # narrow, as attention scores are
     "difference": (lambda x, i, e, w: (x - i).relu(), False),
     "product": (lambda x, i, e, w: x * i, False),
-    "both_and_edge": (lambda x, i, e, w: (x + i + e).relu(), False),
+    "both_and_edge": (lambda x, i, e, w: (x + i + e).relu(), True),
     "conditional": (lambda x, i, e, w: x + e if (x + e > 0).any() else x, True),
     "numpy": (by_numpy, False),
     "hook": (hooked, False),

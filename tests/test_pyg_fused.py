@@ -166,6 +166,10 @@ def test_equals_stock(name: str, flow: str, kind: str, device: str) -> None:
         graphs = {k: v % torch.tensor([[N], [M]], device=device) for k, v in graphs.items()}
     x = torch.randint(-3, 4, (N, F), device=device).double()
     given = extras(kinds, edges, device)
+    loops = graphs[kind][0] == graphs[kind][1]
+    for t in given:
+        if device == "cuda" and t.is_floating_point():
+            t[loops] = 1  # which of several of a node PyG takes for its one is up to chance there
     # Weights of normalising layers that ask for a gradient take another way: as constants here, see test_pyg_direct.
     constant = kinds == "w" and name not in ("graph", "graph_max", "le", "le_mean", "simple", "user_gine")
     if constant:
@@ -353,7 +357,7 @@ def test_layers_that_somebody_looks_into(name: str, unfit: str, device: str) -> 
     elif unfit == "hook":
         layer.register_message_forward_hook(lambda module, inputs, out: seen.append(1) or out * 2)
     elif unfit == "aggr":
-        layer.aggr_module = tg.aggr.MedianAggregation()
+        layer.aggr_module = tg.aggr.MedianAggregation().to(device)
     elif name == "film":
         layer.act = nn.ReLU()
     edge_index = drawn("drawn", N, N, "source_to_target", device)

@@ -368,7 +368,7 @@ def test_lightning(device: str) -> None:
     with gsp.patch_pyg():
         before = kernel_calls()
         trainer.fit(Module(), DataLoader([data("cpu", 9, i) for i in range(4)], batch_size=2))
-        assert kernel_calls() - before >= 8
+        assert kernel_calls() - before >= 2 * 3  # features are constant: two products forward, one backward
 
 
 # ---------------------------------------------------------------------- scripts and exports
