@@ -219,15 +219,23 @@ def _prepare_torch_sparse(problem: Problem, name: str, setting: str) -> Contende
 
 
 def _prepare_dgl(problem: Problem, name: str, setting: str) -> Contender:
-    import dgl
+    from ..integrations.dgl import import_dgl
 
+    dgl = import_dgl()
     csr, x, weight = problem.subject.csr, problem.x, problem.weight
     # The columns of a CSC are destinations: exactly our rows.
     graph = dgl.graph(("csc", (csr.rowptr, csr.col, [])), num_nodes=problem.subject.num_nodes).formats("csc")
     reduce = problem.configuration.reduce
     operator = getattr(dgl.ops, f"copy_u_{reduce}" if weight is None else f"u_mul_e_{reduce}")
     operands = (graph, x) if weight is None else (graph, x, weight.unsqueeze(1))
-    return Contender(name, setting, lambda: operator(*operands))
+    if reduce not in ("max", "min"):
+        return Contender(name, setting, lambda: operator(*operands))
+
+    def call() -> Tensor:  # as its message passing does with what its operator says of nodes without edges
+        out: Tensor = operator(*operands)
+        return out.masked_fill_(out.isinf(), 0)
+
+    return Contender(name, setting, call)
 
 
 def _needs(module: str) -> Callable[[str], str | None]:
