@@ -45,9 +45,12 @@ def _plain_spmm(
 
 def _check_graph(graph: Any, what: str) -> None:
     if not isinstance(graph, Graph):
+        how = (
+            "from_dgl(graph)" if type(graph).__module__.startswith("dgl.") else "from_edge_index(edge_index, num_nodes)"
+        )
         raise TypeError(
             f"{what}: the first argument must be a gnn_spmm_plugin.Graph, got {type(graph).__name__}; make one with "
-            "Graph.from_edge_index(edge_index, num_nodes)"
+            f"Graph.{how}"
         )
 
 

@@ -31,6 +31,7 @@ from .plan import _lengths
 #: - ``"gated"``: ``act((a[s] + b[d]) * sigmoid(<src[s], dst[d]>))`` of ``[num_src, H]``, ``[num_dst, H]``, and the
 #:   features as for ``"dot"``: SuperGAT.
 SCORES = ("sum", "pair", "dot", "gated")
+_OPERANDS = {"sum": (1, 2), "pair": (3,), "dot": (2,), "gated": (4,)}
 
 
 def attend(
@@ -65,7 +66,11 @@ def attend(
 
     Returns:
         ``[num_dst, H, C]``. Differentiable any number of times by `x` and `given`.
+
+    Raises:
+        ValueError: `score` is none of `SCORES`, or has other operands.
     """
+    _check_score(score, given)
     rows = in_row_order(graph)
     p = edge_softmax(rows, scores(rows, score, given, slope, scale, dtype))
     if dropout > 0:
@@ -90,6 +95,14 @@ def coefficients(
 ) -> Tensor:
     """``[E, H]``: what `attend` multiplies messages with, in the caller's order of the edges."""
     return F.dropout(edge_softmax(graph, scores(graph, score, given, slope, scale, dtype)), dropout)
+
+
+def _check_score(score: str, given: tuple[Tensor, ...]) -> None:
+    if score not in SCORES:
+        raise ValueError(f"score must be one of {', '.join(SCORES)}; got {score!r}")
+    if len(given) not in _OPERANDS[score]:
+        counts = " or ".join(map(str, _OPERANDS[score]))
+        raise ValueError(f"score {score!r} takes {counts} operands (see SCORES), got {len(given)}")
 
 
 def scores(

@@ -310,3 +310,9 @@ def test_report() -> None:
     assert rows["b GATConv"]["ops"] == {"edge_softmax": 1, "u_mul_e_sum": 1}
     assert list(rows["b GATConv"]["reasons"]) == ["u_add_v: DGL's kernel is faster on the CPU"]
     assert "copy_u_mean x1" in str(gsp.report(model))
+
+
+def test_a_graph_of_dgl_is_none_of_ours(device: str) -> None:
+    g = dgl.graph((torch.tensor([0]), torch.tensor([1])))
+    with pytest.raises(TypeError, match=r"got DGLGraph; make one with Graph.from_dgl\(graph\)"):
+        gsp.spmm(g, torch.ones(2, 1))

@@ -174,3 +174,19 @@ def test_the_opaque_operator(score: str, loops: bool, device: str) -> None:
     expected = attend(graph, x, score, tuple(given), slope=SLOPE, scale=SCALE, keep=keep)
     got = op(x, given, edge_index, keep, *how)
     assert_same(everything(got, x, tuple(given)), everything(expected, x, tuple(given)))
+
+
+@pytest.mark.parametrize(
+    ("score", "count", "message"),
+    [
+        ("foo", 1, "score must be one of sum, pair, dot, gated; got 'foo'"),
+        ("sum", 0, "score 'sum' takes 1 or 2 operands .*, got 0"),
+        ("pair", 2, "score 'pair' takes 3 operands .*, got 2"),
+        ("dot", 1, "score 'dot' takes 2 operands .*, got 1"),
+        ("gated", 3, "score 'gated' takes 4 operands .*, got 3"),
+    ],
+)
+def test_scores_that_are_none(score: str, count: int, message: str) -> None:
+    g = gsp.Graph.from_edge_index(torch.tensor([[0, 1], [1, 0]]), 2)
+    with pytest.raises(ValueError, match=message):
+        attend(g, torch.ones(2, 1, 3), score, (torch.ones(2, 1),) * count)
