@@ -311,8 +311,9 @@ class _Pair(torch.autograd.Function):
         core, flipped, slope = ctx.form
         given, needed = ctx.saved_tensors, ctx.needs_input_grad[:3]
         if torch.is_grad_enabled():
-            again = _pair_plain(core, flipped, given[0], given[1], given[2], slope)
-            wanted = [t for t, need in zip(given, needed, strict=True) if need]
+            apart = [t.view_as(t) for t in given]  # two may be one tensor, each with a gradient of its own
+            again = _pair_plain(core, flipped, apart[0], apart[1], apart[2], slope)
+            wanted = [t for t, need in zip(apart, needed, strict=True) if need]
             found = iter(torch.autograd.grad(again, wanted, grad, create_graph=True))
             return *(next(found) if need else None for need in needed), None, None, None
         src, dst, att = given

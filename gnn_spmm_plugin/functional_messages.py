@@ -198,6 +198,8 @@ class _ReluSum(torch.autograd.Function):
             inverse = _half(core, flipped).inverse_degree(_native.accumulation_dtype(grad.dtype))
             grad = (grad * inverse.unsqueeze(1)).to(grad.dtype)
         if torch.is_grad_enabled():
+            # Two may be one tensor, each with a gradient of its own.
+            x, e, weight = x.view_as(x), e.view_as(e), None if weight is None else weight.view_as(weight)
             wanted = [t for t, needed in zip((x, e, weight), ctx.needs_input_grad[:3], strict=True) if needed]
             found = iter(torch.autograd.grad(_plain(x, e, weight, core, flipped), wanted, grad, create_graph=True))
             return *(next(found) if needed else None for needed in ctx.needs_input_grad[:3]), None, None, None

@@ -313,6 +313,15 @@ def test_report() -> None:
 
 
 def test_a_graph_of_dgl_is_none_of_ours(device: str) -> None:
-    g = dgl.graph((torch.tensor([0]), torch.tensor([1])))
+    g = graph(5, 5)
     with pytest.raises(TypeError, match=r"got DGLGraph; make one with Graph.from_dgl\(graph\)"):
         gsp.spmm(g, torch.ones(2, 1))
+
+
+@pytest.mark.parametrize("operator", ["u_sub_v", "u_add_v", "u_mul_v", "u_div_v", "u_dot_v"])
+def test_a_backward_without_edges(operator: str) -> None:
+    g = graph(5, 0)
+    x = torch.randn(5, 3, dtype=torch.float64).requires_grad_()
+    with gsp.patch_dgl():
+        getattr(gsp.import_dgl().ops, operator)(g, x, x * 1).sum().backward()
+    assert torch.equal(x.grad, torch.zeros_like(x))

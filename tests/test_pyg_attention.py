@@ -551,3 +551,69 @@ class Outer(nn.Module):
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         return self.conv(x, edge_index)
+
+
+# ---------------------------------------------------------------------- one tensor in two places
+
+
+class _Same(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, t: Tensor) -> Tensor:
+        return t.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+class _Passes(tg.MessagePassing):
+    """Hands what `what` makes of its messages to a function of autograd."""
+
+    def __init__(self, what: Any) -> None:
+        super().__init__(aggr="add")
+        self.what, self.w = what, torch.nn.Parameter(torch.rand(E, 1, dtype=torch.float64))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return _Same.apply(self.what(x_i, x_j, self.w))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda: tg.GATv2Conv(6, 3, heads=2, share_weights=True),
+        lambda: _Passes(lambda i, j, w: i * j),
+        lambda: _Passes(lambda i, j, w: j * w * w),
+    ],
+    ids=["gatv2", "product", "factors"],
+)
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_a_tensor_that_is_two_operands(layer: Any, create_graph: bool, device: str) -> None:
+    """Its gradient is the sum of both, once."""
+    torch.manual_seed(0)
+    net = layer().to(device, torch.float64)
+    x = torch.randn(N, 6, dtype=torch.float64, device=device).requires_grad_()
+    edge_index = random_graph(N, N, E, device=device)
+
+    def grads() -> tuple[Tensor, ...]:
+        given = [x, *net.parameters()]
+        out = net(x, edge_index).square().sum()
+        return torch.autograd.grad(out, given, create_graph=create_graph, materialize_grads=True)
+
+    expected = grads()
+    with gsp.patch_pyg():
+        assert_same(grads(), expected, 1e-12)
+
+
+def test_a_softmax_of_somebody_else(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch_geometric.nn.conv import gat_conv
+
+    net = tg.GATConv(6, 3).to(device, torch.float64)
+    x, edge_index = torch.randn(N, 6, dtype=torch.float64, device=device), random_graph(N, N, E, device=device)
+    monkeypatch.setattr(gat_conv, "softmax", lambda src, *args, **kwargs: src.sigmoid())
+    expected = net(x, edge_index)
+    with gsp.patch_pyg():
+        assert_same([net(x, edge_index)], [expected], 1e-12)
+        assert any("another softmax" in reason for row in gsp.report(net).rows for reason in row["reasons"])

@@ -411,3 +411,64 @@ def test_copies_keep_what_they_were_given(device: str) -> None:
             before = kernel_calls()
             assert_same([model(x, edge_index, *given).detach()], [expected])
             assert kernel_calls() == before
+
+
+def test_factors_of_lower_precision(device: str) -> None:
+    """Each multiplies the messages, not the other."""
+    w = torch.full((3, 1), 300.0, dtype=torch.float16, device=device)
+    layer = Custom(lambda x, e: x * w * w)
+    edge_index = torch.zeros(2, 3, dtype=torch.long, device=device)
+    x = torch.ones(2, 4, device=device)
+    expected = layer(x, edge_index, torch.zeros(3, device=device))
+    with gsp.patch_pyg():
+        assert_same([layer(x, edge_index, torch.zeros(3, device=device))], [expected], 1e-6)
+    assert float(expected[0, 0]) == 270_000
+
+
+def test_rgcn_without_nodes(device: str) -> None:
+    layer = tg.RGCNConv(4, 2, 3).to(device)
+    none = torch.zeros(2, 0, dtype=torch.long, device=device)
+    with gsp.patch_pyg():
+        assert layer(torch.zeros(0, 4, device=device), none, none[0]).shape == (0, 2)
+
+
+def test_an_aggregation_that_is_exchanged_inside_of_another(device: str) -> None:
+    class Own(tg.aggr.Aggregation):
+        def forward(self, x: Tensor, index: Any = None, ptr: Any = None, dim_size: Any = None, dim: int = -2) -> Tensor:
+            return self.reduce(Doubled.apply(x), index, ptr, dim_size, dim, reduce="sum")
+
+    several = tg.aggr.MultiAggregation([tg.aggr.MaxAggregation(), tg.aggr.SumAggregation()])
+    layer = tg.SAGEConv(F, 3, aggr=several).to(device, torch.float64)
+    x, edge_index = (
+        torch.randn(N, F, dtype=torch.float64, device=device),
+        drawn("drawn", N, N, "source_to_target", device),
+    )
+    with gsp.patch_pyg():
+        layer(x, edge_index)
+    layer.aggr_module.aggrs[0] = Own()
+    expected = outputs_and_gradients(layer, lambda x: layer(x, edge_index), x)
+    with gsp.patch_pyg():
+        assert_same(outputs_and_gradients(layer, lambda x: layer(x, edge_index), x), expected, 1e-12)
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, t: Tensor) -> Tensor:
+        return 2 * t
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return 2 * grad
+
+
+def test_the_policy_of_accelerate_outlives_a_patch() -> None:
+    from gnn_spmm_plugin.integrations.pyg import aggregate
+
+    layer = gsp.accelerate(tg.GCNConv(4, 2), policy="csr")
+    try:
+        with gsp.patch_pyg(policy="ra"):
+            assert aggregate.policy() == "ra"
+        assert aggregate.policy() == "csr"
+    finally:
+        gsp.accelerate(gsp.restore(layer), policy="auto")
+        gsp.restore(layer)

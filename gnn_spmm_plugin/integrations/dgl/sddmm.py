@@ -126,7 +126,9 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         graph = ctx.graph
-        flat = grad.reshape(grad.shape[0], -1) if grad.numel() else grad.new_zeros(grad.shape[0], 0)
+        if grad.numel() == 0:
+            return grad.new_zeros(ctx.shape), None, None
+        flat = grad.reshape(grad.shape[0], -1)
         return _linear(graph._core, graph._flipped, flat, None).view(ctx.shape), None, None
 
 

@@ -76,6 +76,8 @@ def accelerate(model: Any, strict: bool | str = False, policy: str = "auto") -> 
         return model
     if not found:
         log.warning("accelerate: %s holds no MessagePassing layer, so there is nothing to do", type(model).__name__)
+    global _accelerated
+    _accelerated = policy
     set_policy(policy)
     for name, layer in found:
         setattr(layer, switch.FLAG, True)
@@ -129,12 +131,13 @@ class Patch:
 
 _lock = threading.RLock()
 _patches: list[Patch] = []
+_accelerated = "auto"  # the policy of the latest `accelerate`
 
 
 def _apply(change: int) -> None:
     from .aggregate import set_policy
 
-    set_policy(_patches[-1].policy if _patches else "auto")
+    set_policy(_patches[-1].policy if _patches else _accelerated)
     _require().add_patch(change)
 
 

@@ -170,7 +170,7 @@ def _rgcn(layer: Any, x: Any, edge_index: Any, edge_type: Any = None) -> Any:
     if layer.num_bases is not None:
         weight = (layer.comp @ weight.view(layer.num_bases, -1)).view(relations, source.shape[1], layer.out_channels)
     if layer.num_blocks is None:
-        out = h.view(rows, -1) @ weight.reshape(-1, layer.out_channels)
+        out = h.view(rows, relations * source.shape[1]) @ weight.reshape(-1, layer.out_channels)
     else:
         parts = h.view(rows, relations, weight.shape[1], weight.shape[2])
         out = torch.einsum("nrbi,rbio->nbo", parts, weight).reshape(rows, layer.out_channels)

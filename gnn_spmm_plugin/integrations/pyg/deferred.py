@@ -61,7 +61,7 @@ class _Linked(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Any:
         create_graph = torch.is_grad_enabled()
         with torch.enable_grad():
-            saved = ctx.saved_tensors
+            saved = [t.view_as(t) for t in ctx.saved_tensors]  # both ends may have the same features
             (a, b) = (gather(t, index, dim) for t, (gather, index, dim) in zip(saved, ctx.gathers, strict=True))
             wanted = [t for t in saved if t.requires_grad]
             found = iter(torch.autograd.grad(a * b, wanted, grad, create_graph=create_graph))

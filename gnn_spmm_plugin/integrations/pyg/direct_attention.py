@@ -8,6 +8,7 @@ and `gnn_spmm_plugin.report` says why.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from ...functional import sddmm
 from ...functional_attention import attend
 from ...functional_attention_edge_index import attend_edge_index, with_loops
 from ...graph import Graph
-from . import aggregate, direct
+from . import aggregate, direct, softmax
 from .records import record_of
 
 
@@ -54,6 +55,8 @@ def _look(layer: Any, x: Any, edge_index: Any, size: Any = None, **unusual: Any)
         return "the features are no plain matrices of float32, float64, float16 or bfloat16"
     if not direct._edges(edge_index, None, source):
         return "edge_index is no plain [2, E] tensor of int32 or int64"
+    if not torch.compiler.is_compiling() and not softmax.is_own(sys.modules[type(layer).__module__]):
+        return "its module has another softmax than PyG's"
     if not direct._unchanged(layer) or _watched(layer):
         return "the layer was changed, is explained, decomposed or has message passing hooks"
     if direct._reduction(layer) != "sum":

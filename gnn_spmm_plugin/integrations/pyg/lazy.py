@@ -264,10 +264,10 @@ class Pending:
             flat = self._flat(factor)
             if product is None:
                 product = flat
-            elif product.dim() == flat.dim():
-                product = product * flat
-            else:
-                product = _as_heads(product) * _as_heads(flat)
+            else:  # which PyG multiplies with the messages, one after the other
+                product = product.to(torch.promote_types(self.src.dtype, product.dtype))
+                heads = product.dim() != flat.dim()
+                product = _as_heads(product) * _as_heads(flat) if heads else product * flat
         return product
 
     def _flat(self, factor: Tensor) -> Tensor:
@@ -405,7 +405,7 @@ class _Link(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Any:
         create_graph = torch.is_grad_enabled()
         with torch.enable_grad():
-            saved = ctx.saved_tensors
+            saved = [t.view_as(t) for t in ctx.saved_tensors]  # the same tensor may be a factor twice
             rows = ctx.recipe(*saved)
             wanted = [t for t in saved if t.requires_grad]
             found = iter(torch.autograd.grad(rows, wanted, grad, create_graph=create_graph))

@@ -53,7 +53,7 @@ class Record:
         self.fused: Counter[str] = Counter()
         self.missed: Counter[str] = Counter()
         self.gathers: dict[Any, Gathers] = {}
-        self.trusted: tuple[Any, bool, tuple[Any, ...]] | None = None
+        self.trusted: tuple[Any, bool] | None = None
 
     def miss(self, reason: str) -> None:
         """Counts an operation that is left to PyG.

@@ -81,6 +81,12 @@ def _other_end(index: Tensor) -> tuple[Tensor, int] | None:
     return None
 
 
+def is_own(module: Any) -> bool:
+    """Whether what a module of PyG calls softmax is PyG's, or stands in its place."""
+    found = getattr(module, "softmax", None)
+    return found is pyg_softmax or (found is not None and found is exchange.replacement(pyg_softmax))
+
+
 # ---------------------------------------------------------------------- layers of the user's own
 
 _adopted: dict[type, None] = {}

@@ -166,13 +166,19 @@ def _trusted(layer: Any, record: Record) -> bool:
     attributes = layer.__dict__
     if any(attributes.get(name) for name in _HOOKS) or any(name in attributes for name in _METHODS):
         return False
-    methods = tuple(getattr(type(layer), name) for name in _METHODS)
-    if record.trusted is None or record.trusted[0] is not layer.aggr_module or record.trusted[2] != methods:
-        own = all(m.__module__.startswith("torch_geometric.") for m in methods)
-        inner = () if layer.aggr_module is None else layer.aggr_module.modules()
-        own = own and all(type(m).__module__.startswith(("torch_geometric.", "torch.")) for m in inner)
-        record.trusted = (layer.aggr_module, own, methods)
+    seen = tuple(getattr(type(layer), name) for name in _METHODS), _kinds(layer.aggr_module)
+    if record.trusted is None or record.trusted[0] != seen:
+        own = all(m.__module__.startswith("torch_geometric.") for m in seen[0])
+        own = own and all(kind.__module__.startswith(("torch_geometric.", "torch.")) for kind in seen[1])
+        record.trusted = (seen, own)
     return record.trusted[1]
+
+
+def _kinds(module: torch.nn.Module | None) -> tuple[type, ...]:
+    """The classes of a module and of all in it."""
+    if module is None or not module._modules:
+        return () if module is None else (type(module),)
+    return tuple(type(m) for m in module.modules())
 
 
 def _aggregate(
