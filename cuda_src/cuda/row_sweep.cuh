@@ -942,8 +942,11 @@ __global__ void __launch_bounds__(kItemThreads, 6)
     for (int u = 0; u < kBatch; ++u) Op::merge(s, o[u]);
     slot += kBatch * kMembers;
   };
-  // Most rows have a few pieces, a hub hundreds: many loads in flight, folded one by one.
-  constexpr int kMany = Op::kHasArg ? 8 : 16;
+  // Most rows have a few pieces, a hub hundreds: many loads in flight, folded one by one, as many
+  // as there are registers for.
+  using Acc = typename Op::Acc;
+  constexpr int kBytes = kVec * int(sizeof(Acc) + (Op::kHasArg ? sizeof(typename Op::Idx) : 0));
+  constexpr int kMany = sizeof(Acc) == 8 ? 8 : 256 / kBytes < 16 ? 256 / kBytes : 16;
   while (slot + (kMany / 2) * kMembers < merge.z) fold(std::integral_constant<int, kMany>());
   while (slot < merge.z) fold(std::integral_constant<int, 4>());
   merge_groups<Op>(kShared, 32, s);
