@@ -946,9 +946,10 @@ __global__ void __launch_bounds__(kItemThreads, 6)
   // as there are registers for.
   using Acc = typename Op::Acc;
   constexpr int kBytes = kVec * int(sizeof(Acc) + (Op::kHasArg ? sizeof(typename Op::Idx) : 0));
-  constexpr int kMany = sizeof(Acc) == 8 ? 8 : 256 / kBytes < 16 ? 256 / kBytes : 16;
+  constexpr int kMany = sizeof(Acc) == 8 ? 8 : kBytes <= 16 ? 16 : kBytes <= 32 ? 8 : 2;
+  constexpr int kFew = kMany < 4 ? kMany : 4;
   while (slot + (kMany / 2) * kMembers < merge.z) fold(std::integral_constant<int, kMany>());
-  while (slot < merge.z) fold(std::integral_constant<int, 4>());
+  while (slot < merge.z) fold(std::integral_constant<int, kFew>());
   merge_groups<Op>(kShared, 32, s);
   if (!here || member != 0) return;
   typename Op::Cols c;
