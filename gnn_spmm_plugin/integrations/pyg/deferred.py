@@ -17,7 +17,7 @@ from ...functional import sddmm
 from ...functional_attention import sum_of_ends
 from ...graph import Graph
 from . import aggregate
-from .lazy import LazyMessage, Pending, constant
+from .lazy import LazyMessage, Pending, constant, gradients
 
 
 class _Product:
@@ -55,29 +55,16 @@ class _Linked(torch.autograd.Function):
         ctx.save_for_backward(*sources)
         ctx.gathers = [(end.gather, end.index, end.dim) for end in pending.ends]
         pending.tied = True
-        return _make(pending)
+        return LazyProduct.make(pending)  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        create_graph = torch.is_grad_enabled()
-        with torch.enable_grad():
-            saved = [t.view_as(t) for t in ctx.saved_tensors]  # both ends may have the same features
-            (a, b) = (gather(t, index, dim) for t, (gather, index, dim) in zip(saved, ctx.gathers, strict=True))
-            wanted = [t for t in saved if t.requires_grad]
-            found = iter(torch.autograd.grad(a * b, wanted, grad, create_graph=create_graph))
-        return (None, *(next(found) if t.requires_grad else None for t in saved))
+        def rows(*sources: Tensor) -> Tensor:
+            a, b = (gather(t, index, dim) for t, (gather, index, dim) in zip(sources, ctx.gathers, strict=True))
+            product: Tensor = a * b
+            return product
 
-
-def _make(pending: _Product) -> LazyProduct:
-    made: LazyProduct = torch.Tensor._make_wrapper_subclass(
-        LazyProduct,
-        pending.shape,
-        dtype=pending.dtype,
-        device=pending.src.device,
-        dispatch_sizes_strides_policy="strides",
-    )
-    made.pending = pending
-    return made
+        return (None, *gradients(rows, ctx.saved_tensors, grad))
 
 
 def product(a: Pending, b: Pending) -> Any:
@@ -95,7 +82,7 @@ def product(a: Pending, b: Pending) -> Any:
     pending = _Product(a, b)
     if (a.linked or b.linked) and pending.requires_grad and torch.is_grad_enabled():
         return _Linked.apply(pending, a.src, b.src)
-    return _make(pending)
+    return LazyProduct.make(pending)
 
 
 def _both_ends(a: Pending, b: Pending) -> bool:
@@ -194,12 +181,7 @@ def joined(heads: LazyMessage, sizes: tuple[int, ...]) -> Any:
     width = p.shape[1] * p.shape[2]
     if sizes not in ((p.shape[0], width), (-1, width), (p.shape[0], -1)):
         return NotImplemented
-    pending = _Joined(heads)
-    made: LazyJoined = torch.Tensor._make_wrapper_subclass(
-        LazyJoined, pending.shape, dtype=p.dtype, device=p.src.device, dispatch_sizes_strides_policy="strides"
-    )
-    made.pending = pending
-    return made
+    return LazyJoined.make(_Joined(heads))
 
 
 def heads_of(x: Any, dim: int) -> LazyMessage | None:

@@ -334,11 +334,11 @@ class LazyMessage(Tensor):
     pending: Pending
     attached: Tensor | None = None
 
-    @staticmethod
-    def make(pending: Pending) -> LazyMessage:
+    @classmethod
+    def make(cls, pending: Any) -> Any:
         """A tensor without memory. Code below Python that asks for its layout, as any that reads it must, raises."""
-        made: LazyMessage = torch.Tensor._make_wrapper_subclass(
-            LazyMessage,
+        made: Any = torch.Tensor._make_wrapper_subclass(
+            cls,
             pending.shape,
             dtype=pending.dtype,
             device=pending.src.device,
@@ -399,17 +399,21 @@ class _Link(torch.autograd.Function):
         ctx.save_for_backward(*parts)
         ctx.recipe = pending.recipe()
         pending.tied = True
-        return LazyMessage.make(pending)
+        return LazyMessage.make(pending)  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        create_graph = torch.is_grad_enabled()
-        with torch.enable_grad():
-            saved = [t.view_as(t) for t in ctx.saved_tensors]  # the same tensor may be a factor twice
-            rows = ctx.recipe(*saved)
-            wanted = [t for t in saved if t.requires_grad]
-            found = iter(torch.autograd.grad(rows, wanted, grad, create_graph=create_graph))
-        return (None, *(next(found) if t.requires_grad else None for t in saved))
+        return (None, *gradients(ctx.recipe, ctx.saved_tensors, grad))
+
+
+def gradients(recipe: Any, parts: tuple[Tensor, ...], grad: Tensor) -> list[Tensor | None]:
+    """Of ``recipe(*parts)`` by each part that asks for one; the same tensor may be several of them."""
+    create_graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        apart = [t.view_as(t) for t in parts]
+        wanted = [t for t in apart if t.requires_grad]
+        found = iter(torch.autograd.grad(recipe(*apart), wanted, grad, create_graph=create_graph))
+    return [next(found) if t.requires_grad else None for t in apart]
 
 
 class _Attach(torch.autograd.Function):
@@ -429,4 +433,5 @@ def wrap(pending: Pending) -> LazyMessage:
     if pending.linked and pending.requires_grad and torch.is_grad_enabled():
         linked: LazyMessage = _Link.apply(pending, *pending.parts)
         return linked
-    return LazyMessage.make(pending)
+    made: LazyMessage = LazyMessage.make(pending)
+    return made
