@@ -11,7 +11,6 @@ from pyg_layers import assert_same, random_graph
 from torch import Tensor
 
 import gnn_spmm_plugin as gsp
-from gnn_spmm_plugin import functional_attention
 from gnn_spmm_plugin.functional_attention import SCORES, attend, coefficients, in_row_order, scores
 from gnn_spmm_plugin.functional_attention_edge_index import with_loops
 
@@ -63,21 +62,12 @@ def plain(edge_index: Tensor, x: Tensor, score: str, given: tuple[Tensor, ...], 
     return x.new_zeros(TARGETS, HEADS, CHANNELS).index_add(0, d, p.unsqueeze(2) * x[s])
 
 
-@pytest.fixture(params=["kernel", "parts"])
-def scoring(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """GATv2's scores by the kernel, where there is one for the device, and in parts of a few edges."""
-    monkeypatch.setattr(functional_attention, "PART_BYTES", 5000)
-    if request.param == "parts":
-        monkeypatch.setattr(functional_attention, "_has_kernel", lambda t: False)
-
-
 def everything(out: Tensor, x: Tensor, given: tuple[Tensor, ...]) -> list[Tensor]:
     weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64).to(out)
     found = torch.autograd.grad(out, (x, *given), weight, allow_unused=True)
     return [out.detach(), *(torch.zeros(()) if t is None else t for t in found)]
 
 
-@pytest.mark.usefixtures("scoring")
 @pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize("score", SCORES)
 def test_equals_plain_torch(score: str, graph: str, device: str) -> None:
@@ -103,7 +93,6 @@ def test_equals_plain_torch(score: str, graph: str, device: str) -> None:
         assert_same([one.detach()], [gsp.spmm(g, x, p).detach()], 1e-12)  # type: ignore[union-attr]
 
 
-@pytest.mark.usefixtures("scoring")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("score", SCORES)
 def test_dtypes(score: str, dtype: torch.dtype, device: str) -> None:
@@ -120,7 +109,6 @@ def test_dtypes(score: str, dtype: torch.dtype, device: str) -> None:
     assert_same([t.double() for t in got], expected, 16 * torch.finfo(dtype).eps)
 
 
-@pytest.mark.usefixtures("scoring")
 def test_idle_nodes_may_hold_anything(device: str) -> None:
     """Features of nodes without edges reach no output and no gradient of a parameter."""
     edge_index = GRAPHS["any"](device)  # whose last two sources and destinations have none
