@@ -292,11 +292,12 @@ struct SoftmaxBackward : SoftmaxBase<T, Index> {
   }
 };
 
-// What pair_gradient does with the sums of the rows: they become the gradient of a, and what they
-// make of att's, row by row, is added up, some rows at a time and then these in their order.
-template <typename T>
-void end_pair_gradient(const Problem& problem) {
+// The sums of all rows; then they become the gradient of a, and what they make of att's, row by
+// row, is added up, some rows at a time and then these in their order.
+template <typename T, typename Index>
+void gradient_of_pairs(const Problem& problem, const Schedule& schedule) {
   using Scalar = Accumulator<T>;
+  sweep<T, Index, PairGradient>(problem, schedule);
   constexpr int64_t kRows = 1024;
   const int64_t width = problem.width, rows = problem.csr.rows;
   const int64_t parts = (rows + kRows - 1) / kRows;

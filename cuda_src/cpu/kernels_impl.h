@@ -55,9 +55,10 @@ void run_dots(const Problem& problem, const Schedule& schedule) {
 }
 
 void run_pair_gradient(const Problem& problem, const Schedule& schedule) {
-  run_sweep<PairGradient>(problem, schedule);
-  dispatch(problem,
-           [&](auto types) { end_pair_gradient<typename decltype(types)::Feature>(problem); });
+  dispatch(problem, [&](auto types) {
+    using S = decltype(types);
+    gradient_of_pairs<typename S::Feature, typename S::Idx>(problem, schedule);
+  });
 }
 
 template <template <typename, typename> class Operator>

@@ -135,7 +135,8 @@ struct Pair {
   int width = 0;
   int heads = 1;
   double slope = 0;
-  void* scratch = nullptr;  // of a gradient: pair_bytes
+  void* scratch = nullptr;    // of a gradient: pair_bytes
+  int64_t threads = 1 << 20;  // to share the edges of a large graph: a few rounds of a large GPU's
 };
 
 int64_t pair_bytes(const Pair& p);

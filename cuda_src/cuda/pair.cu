@@ -33,10 +33,9 @@ static PairGeometry geometry_of(const Pair& p) {
     g.log_lanes = lanes_for(p.width / vec);
     g.passes = divide_up(p.width / vec, 1 << g.log_lanes);
   }
-  // As many threads as a large GPU has in a few rounds; a run of fewer edges would not be worth the
-  // search for its first row.
-  constexpr int64_t kPairThreads = 1 << 20, kLeastRun = 16;
-  const int64_t run = divide_up(divide_up(p.edges << g.log_lanes, kPairThreads), 4) * 4;
+  // Fewer edges would not be worth the search for the first one's row.
+  constexpr int64_t kLeastRun = 16;
+  const int64_t run = divide_up(divide_up(p.edges << g.log_lanes, p.threads), 4) * 4;
   g.run = int(run < kLeastRun ? kLeastRun : run);
   g.blocks = divide_up(divide_up(p.edges, g.run), kThreads >> g.log_lanes);
   return g;

@@ -82,7 +82,7 @@ struct PairRun {
 
   const PairArgs<T, Index>& p;
   Pos next, end;
-  Index row_end;
+  Index row_end, next_row_end;  // the latter is there before it is needed
   Index next_col[kUnroll], next_id[kUnroll];
   // The edges that it stands at, the first of which is there if any is. What is not there has the
   // row of the one before.
@@ -98,8 +98,14 @@ struct PairRun {
     Index at = find_row(p.rowptr, p.rows, of_warp < p.edges ? of_warp : p.edges - 1);
     if (next < end) at = find_row_from(p.rowptr, at, p.rows, next);
     row[kUnroll - 1] = at;
-    row_end = p.rowptr[at + 1];
+    row_end = begin_of(at, 1);
+    next_row_end = begin_of(at, 2);
     fetch();
+  }
+
+  // Where the row `at` + `ahead` begins, if there is one.
+  __device__ __forceinline__ Index begin_of(Index at, int64_t ahead) const {
+    return p.rowptr[at + ahead < p.rows ? at + ahead : p.rows];
   }
 
   // Before anything is done with the edges at hand, those that come next are asked for.
@@ -121,8 +127,14 @@ struct PairRun {
       id[u] = next_id[u];
       row[u] = row[u == 0 ? kUnroll - 1 : u - 1];
       if (ok[u] && j >= Pos(row_end)) {
-        row[u] = find_row_from(p.rowptr, row[u], p.rows, j);
-        row_end = p.rowptr[row[u] + 1];
+        if (j < Pos(next_row_end)) {
+          ++row[u];
+          row_end = next_row_end;
+        } else {  // rows without edges lie between
+          row[u] = find_row_from(p.rowptr, row[u], p.rows, j);
+          row_end = begin_of(row[u], 1);
+        }
+        next_row_end = begin_of(row[u], 2);
       }
     }
     next += kUnroll;

@@ -19,7 +19,8 @@ const std::vector<int> kLengths{0, 0,  3, 13, 1, 0,   40, 0, 0,  0, 0,
 
 struct Shape {
   int heads, channels;
-  int pad = 0, offset = 0;  // elements between rows, and before the first
+  int pad = 0, offset = 0;    // elements between rows, and before the first
+  int64_t threads = 1 << 20;  // few: long runs
 };
 
 template <typename T, typename Index = int>
@@ -53,6 +54,7 @@ void check_pair(const char* name, const Shape& shape, bool perm,
   p.width = width;
   p.heads = heads;
   p.slope = kSlope;
+  p.threads = shape.threads;
   std::unique_ptr<Buffer<T>> scores, of_a;
   std::unique_ptr<Buffer<acc_t<T>>> of_att;
   for (const emu::Order order : kOrders) {
@@ -141,6 +143,9 @@ void test_pair() {
   check_pair<__nv_bfloat16>("bfloat16 pair", {1, 33}, true);
   check_pair<float>("one row", {2, 4}, true, {37});
   check_pair<float>("one hub", {8, 16}, true, {1500});
+  check_pair<float>("long runs", {4, 32, 0, 0, 1000}, true);
+  check_pair<float>("long runs", {3, 5, 0, 0, 500}, false);
+  check_pair<float>("a single run", {1, 2, 0, 0, 1}, true);
   check_pair<float>("whole runs", {4, 32}, false, {16, 112, 128, 0, 256, 64});
   check_pair<float>("no edges", {2, 4}, true, {0, 0, 0});
   check_pair<float>("no channels", {2, 0}, true, {3, 0});
