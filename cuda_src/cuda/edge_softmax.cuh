@@ -82,8 +82,10 @@ __device__ __forceinline__ void softmax_row(const SoftmaxArgs<T, Index>& a, int6
   }
 }
 
+// (Without a number of blocks, ptxas keeps to 32 registers, and spills.)
 template <typename T, typename Index, bool kBackward>
-__global__ void __launch_bounds__(kThreads) edge_softmax(SoftmaxArgs<T, Index> a) {
+__global__ void __launch_bounds__(kThreads, sizeof(T) == 8 ? 5 : 6)
+    edge_softmax(SoftmaxArgs<T, Index> a) {
   __shared__ acc_t<T> shared[kWarps * 32];
   const int64_t base = int64_t(blockIdx.x) * kWarps;
   const int64_t mine = base + (threadIdx.x >> 5);
