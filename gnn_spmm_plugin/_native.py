@@ -314,8 +314,10 @@ def _fake_pair_score(
     return a.new_empty(_edge_shape(col, att.shape[0]))
 
 
-def _fake_pair_gradient(rowptr: Tensor, col: Tensor, weight: Tensor, a: Tensor, b: Tensor, slope: float) -> Tensor:
-    return a.new_empty(a.shape)
+def _fake_pair_gradient(
+    rowptr: Tensor, col: Tensor, perm: Tensor | None, grad: Tensor, a: Tensor, b: Tensor, att: Tensor, slope: float
+) -> tuple[Tensor, Tensor]:
+    return a.new_empty(a.shape), a.new_empty((a.shape[1],), dtype=accumulation_dtype(a.dtype))
 
 
 def _fake_edge_softmax(rowptr: Tensor, perm: Tensor | None, logits: Tensor) -> Tensor:

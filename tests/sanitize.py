@@ -77,6 +77,8 @@ def main() -> None:
             if heads == 2 and width % 2:
                 continue
             run(twin, dtype, width, heads, csr, perm, plans, csr_t, perm_t, plans_t)
+            if heads > 0:
+                run_pair(twin, dtype, width, heads, csr, csr_t)
             run_pcsr(formats, twin, graph.rowptr.long() if wide else graph.rowptr, dtype, width, heads)
         if dtype != torch.float64 and not wide:
             run_staged(twin, dtype, width)
@@ -141,6 +143,25 @@ def run(graph, dtype, width, heads, csr, perm, plans, csr_t, perm_t, plans_t):  
         p = _native.edge_softmax(csr[0], csr[2], w)
         check((where, "softmax"), p, reference.edge_softmax(graph, wide_w), dtype)
         _native.edge_softmax_backward(csr[0], csr[2], p, w)
+
+
+def run_pair(graph, dtype, width, heads, csr, csr_t):  # type: ignore[no-untyped-def]
+    """GATv2's scores, and their gradient by both ends and by what they are multiplied with."""
+    shapes = ((20, heads, width // heads), (13, heads, width // heads), (heads, width // heads))
+    cpu = [torch.randn(shape).to(dtype) for shape in shapes]
+    src, dst, att = (t.cuda() for t in cpu)
+    src, dst = (torch.cat([t, t], 1).flatten(1)[:, :width] for t in (src, dst))  # rows apart
+    wide = [t.double().requires_grad_() for t in cpu]
+    s, d = graph.edge_index()
+    expected = (torch.nn.functional.leaky_relu(wide[0][s] + wide[1][d], 0.2) * wide[2]).sum(2)
+    where = (dtype, width, heads, csr[0].dtype, "pair")
+    check(where, _native.pair_score(*csr, dst, src, att, 0.2), expected.detach(), dtype)
+    grad = torch.randn(expected.shape).to(dtype)
+    grads = torch.autograd.grad(expected, wide, grad.double())
+    of_dst, one = _native.pair_gradient(*csr, grad.cuda(), dst, src, att, 0.2)
+    of_src, other = _native.pair_gradient(*csr_t, grad.cuda(), src, dst, att, 0.2)
+    for name, got, want in zip(("src", "dst", "att"), (of_src, of_dst, one + other), grads, strict=True):
+        check((*where, name), got, want.flatten() if name == "att" else want.flatten(1), dtype)
 
 
 def run_staged(graph, dtype, width):  # type: ignore[no-untyped-def]

@@ -41,7 +41,7 @@ def _variants(device: str) -> Iterator[tuple[str, tuple[object, ...]]]:
         "sddmm_arg": (2,),
         "sddmm_tie": (2, 3),
         "pair_score": (2,),
-        "pair_gradient": (),
+        "pair_gradient": (2,),
         "edge_softmax": (1,),
         "edge_softmax_backward": (1,),
     }

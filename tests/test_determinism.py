@@ -11,6 +11,7 @@ from checks import same_bits
 from strategies import NAMED, REDUCES, values
 
 import gnn_spmm_plugin as gsp
+from gnn_spmm_plugin.functional_attention import scores
 from gnn_spmm_plugin.plan import WARM_AFTER
 
 THREADS = (1, 2, 3, 8)
@@ -62,6 +63,22 @@ def test_runs(device: str, reduce: str, tie: str, flag: bool) -> None:
     again, weight = skewed(device)
     for run in runs:  # and a program that is run again sees the same, upgrade and all
         assert all(same_bits(a, b) for a, b in zip(run, everything(again, weight, reduce, tie), strict=True))
+
+
+def test_scores_of_pairs(device: str) -> None:
+    g, weight = skewed(device)
+    weight = weight.unsqueeze(1) * torch.ones(4, device=device)
+    src, dst = (values((2000, 4, 8), torch.float32, seed, device=device).requires_grad_() for seed in (1, 2))
+    att = values((4, 8), torch.float32, 3, device=device).requires_grad_()
+
+    def run() -> list[torch.Tensor]:
+        out = scores(g, "pair", (src, dst, att), 0.2)
+        return [out.detach(), *torch.autograd.grad(out, (src, dst, att), weight)]
+
+    first = run()
+    for threads in THREADS:
+        torch.set_num_threads(threads)
+        assert all(same_bits(a, b) for a, b in zip(first, run(), strict=True))
 
 
 def test_the_flag_pins_plans(device: str) -> None:

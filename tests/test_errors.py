@@ -415,7 +415,7 @@ def test_missing_cuda_library(monkeypatch: pytest.MonkeyPatch) -> None:
 
 BUILDERS = ("from_coo", "transpose", "same_coo")
 #: Operators that one device alone has kernels for.
-ONLY_ON = {"pcsr_spmm": "cuda", "pair_score": "cpu", "pair_gradient": "cpu"}
+ONLY_ON = {"pcsr_spmm": "cuda"}
 
 
 def raw_arguments(device: str) -> dict[str, tuple[object, ...]]:
@@ -428,6 +428,7 @@ def raw_arguments(device: str) -> dict[str, tuple[object, ...]]:
     out, arg = _native.spmm_arg(csr.rowptr, csr.col, csr.perm, w, x, None, [128, 2048, 0, 0, 0, 0, 0, 0, 1], False)
     plan = (None, [128, 2048, 0, 0, 0, 0, 0, 0, 1])
     scale, bias = torch.ones(37, device=device), torch.ones(4, device=device)
+    att = y[:2, :2].contiguous()
     split = pcsr.build(csr, pcsr.vectors(csr, 2), pcsr.Config(V=2, S=True), 4)
     arrays = (csr.rowptr, split.ptr, split.col, split.target, split.merges, split.values(w))
     end = (y, scale, bias, True, torch.float16)
@@ -443,8 +444,8 @@ def raw_arguments(device: str) -> dict[str, tuple[object, ...]]:
         "sddmm": (csr.rowptr, csr.col, csr.perm, y, x, 2),
         "sddmm_arg": (csr.rowptr, csr.col, csr.perm, y, x, arg, 2),
         "sddmm_tie": (csr.rowptr, csr.col, csr.perm, w, y, x, out, 2),
-        "pair_score": (csr.rowptr, csr.col, csr.perm, y, x, y[:2, :2].contiguous(), 0.2),
-        "pair_gradient": (csr.rowptr, csr.col, w, y, x, 0.2),
+        "pair_score": (csr.rowptr, csr.col, csr.perm, y, x, att, 0.2),
+        "pair_gradient": (csr.rowptr, csr.col, csr.perm, w, y, x, att, 0.2),
         "edge_softmax": (csr.rowptr, csr.perm, w),
         "edge_softmax_backward": (csr.rowptr, csr.perm, w, w),
         "from_coo": (g.edge_index()[1], g.edge_index()[0], 37, 37, False),
@@ -521,7 +522,7 @@ def _rows_are_free(name: str, i: int) -> bool:
         ("sddmm_arg", 4),
         ("sddmm_tie", 5),
         ("pair_score", 4),
-        ("pair_gradient", 4),
+        ("pair_gradient", 5),
         ("edge_softmax", 0),
         ("edge_softmax_backward", 0),
     }

@@ -199,17 +199,22 @@ Tensor pair_score(const Tensor& rowptr, const Tensor& col, const OptionalTensor&
   return result;
 }
 
-Tensor pair_gradient(const Tensor& rowptr, const Tensor& col, const Tensor& weight, const Tensor& a,
-                     const Tensor& b, double slope) {
-  const Sizes sizes = check_pair_gradient(rowptr, col, weight, a, b);
+std::tuple<Tensor, Tensor> pair_gradient(const Tensor& rowptr, const Tensor& col,
+                                         const OptionalTensor& perm, const Tensor& grad,
+                                         const Tensor& a, const Tensor& b, const Tensor& att,
+                                         double slope) {
+  const Sizes sizes = check_pair_gradient(rowptr, col, perm, grad, a, b, att);
   Tensor result = fast_empty(a, {sizes.csr.rows, sizes.width}, sizes.type);
-  cpu::Problem p = problem_of(sizes, rowptr, &col, std::nullopt, weight);
+  Tensor of_att = fast_empty(a, {sizes.width}, accumulator_type(sizes.type));
+  cpu::Problem p = problem_of(sizes, rowptr, &col, perm, grad);
   p.grad = rows_of(a);
   p.x = rows_of(b);
+  p.out = {att.const_data_ptr(), 0};
   p.slope = slope;
   p.result = result.mutable_data_ptr();
+  p.result_att = of_att.mutable_data_ptr();
   cpu::pair_gradient(p);
-  return result;
+  return {result, of_att};
 }
 
 Tensor edge_softmax(const Tensor& rowptr, const OptionalTensor& perm, const Tensor& logits) {

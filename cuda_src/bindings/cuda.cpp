@@ -376,6 +376,59 @@ Tensor sddmm_tie(const Tensor& rowptr, const Tensor& col, const OptionalTensor& 
                   &out);
 }
 
+cuda::Pair pair_of(const Sizes& sizes, const Tensor& rowptr, const Tensor& col,
+                   const OptionalTensor& perm, const Tensor& a, const Tensor& b, const Tensor& att,
+                   double slope) {
+  STD_TORCH_CHECK(sizes.width <= std::numeric_limits<int32_t>::max(), "got ", sizes.width,
+                  " columns, expected fewer than 2^31");
+  cuda::Pair p{sizes.dtype, sizes.csr.wide()};
+  p.rowptr = rowptr.const_data_ptr();
+  p.col = col.const_data_ptr();
+  p.perm = data_or_null(perm);
+  p.a = a.const_data_ptr();
+  p.b = b.const_data_ptr();
+  p.att = att.const_data_ptr();
+  p.a_stride = row_stride("a", a, sizes);
+  p.b_stride = row_stride("b", b, sizes);
+  p.rows = sizes.csr.rows;
+  p.edges = sizes.csr.edges;
+  p.width = static_cast<int>(sizes.width);
+  p.heads = static_cast<int>(sizes.heads);
+  p.slope = slope;
+  kernel_calls.fetch_add(1, std::memory_order_relaxed);
+  return p;
+}
+
+Tensor pair_score(const Tensor& rowptr, const Tensor& col, const OptionalTensor& perm,
+                  const Tensor& a, const Tensor& b, const Tensor& att, double slope) {
+  const Sizes sizes = check_pair_score(rowptr, col, perm, a, b, att);
+  Tensor out = fast_empty(a, {sizes.csr.edges, sizes.heads}, sizes.type);
+  cuda::Pair p = pair_of(sizes, rowptr, col, perm, a, b, att, slope);
+  p.out = out.mutable_data_ptr();
+  const Launch launch(a);
+  launch.check("pair_score", cuda::pair(p, launch.stream()));
+  return out;
+}
+
+std::tuple<Tensor, Tensor> pair_gradient(const Tensor& rowptr, const Tensor& col,
+                                         const OptionalTensor& perm, const Tensor& grad,
+                                         const Tensor& a, const Tensor& b, const Tensor& att,
+                                         double slope) {
+  const Sizes sizes = check_pair_gradient(rowptr, col, perm, grad, a, b, att);
+  Tensor out = fast_empty(a, {sizes.csr.rows, sizes.width}, sizes.type);
+  Tensor out_att = fast_empty(a, {sizes.width}, accumulator_type(sizes.type));
+  cuda::Pair p = pair_of(sizes, rowptr, col, perm, a, b, att, slope);
+  p.grad = grad.const_data_ptr();
+  p.out = out.mutable_data_ptr();
+  p.out_att = out_att.mutable_data_ptr();
+  const Launch launch(a);
+  // Freed at the end of this call, and reused in stream order only.
+  Tensor scratch = fast_empty(a, {cuda::pair_bytes(p) / 8 + 1}, ScalarType::Long);
+  p.scratch = scratch.mutable_data_ptr();
+  launch.check("pair_gradient", cuda::pair(p, launch.stream()));
+  return {out, out_att};
+}
+
 Tensor softmax(const char* what, const Sizes& sizes, const Tensor& rowptr,
                const OptionalTensor& perm, const Tensor& in, const Tensor* grad) {
   Tensor out = in.dim() == 1 ? fast_empty(in, {in.size(0)}, sizes.type)
@@ -572,6 +625,8 @@ STABLE_TORCH_LIBRARY_IMPL(gnn_spmm_plugin, CUDA, m) {
   m.impl("_sddmm", TORCH_BOX(&sddmm));
   m.impl("_sddmm_arg", TORCH_BOX(&sddmm_arg));
   m.impl("_sddmm_tie", TORCH_BOX(&sddmm_tie));
+  m.impl("_pair_score", TORCH_BOX(&pair_score));
+  m.impl("_pair_gradient", TORCH_BOX(&pair_gradient));
   m.impl("_edge_softmax", TORCH_BOX(&edge_softmax));
   m.impl("_edge_softmax_backward", TORCH_BOX(&edge_softmax_backward));
   m.impl("_from_coo", TORCH_BOX(&from_coo));

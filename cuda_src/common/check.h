@@ -390,10 +390,12 @@ inline Sizes check_pair_score(const Tensor& rowptr, const Tensor& col, const Opt
   return s;
 }
 
-inline Sizes check_pair_gradient(const Tensor& rowptr, const Tensor& col, const Tensor& weight,
-                                 const Tensor& a, const Tensor& b) {
-  Sizes s = check_sddmm(rowptr, col, std::nullopt, "a", a, "b", b, 0);
-  s.heads = check_weight(weight, s.csr, s.width, s.type, rowptr);
+inline Sizes check_pair_gradient(const Tensor& rowptr, const Tensor& col,
+                                 const OptionalTensor& perm, const Tensor& grad, const Tensor& a,
+                                 const Tensor& b, const Tensor& att) {
+  const Sizes s = check_pair_score(rowptr, col, perm, a, b, att);
+  check_matrix("grad", grad, s.csr.edges, s.heads, s.type, rowptr);
+  check_contiguous("grad", grad);
   return s;
 }
 

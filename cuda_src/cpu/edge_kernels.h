@@ -292,6 +292,37 @@ struct SoftmaxBackward : SoftmaxBase<T, Index> {
   }
 };
 
+// The sums of all rows; then they become the gradient of a, and what they make of att's, row by
+// row, is added up, some rows at a time and then these in their order.
+template <typename T, typename Index>
+void gradient_of_pairs(const Problem& problem, const Schedule& schedule) {
+  using Scalar = Accumulator<T>;
+  sweep<T, Index, PairGradient>(problem, schedule);
+  constexpr int64_t kRows = 1024;
+  const int64_t width = problem.width, rows = problem.csr.rows;
+  const int64_t parts = (rows + kRows - 1) / kRows;
+  const Buffer<Scalar> buffer(parts * width);
+  const T* att = static_cast<const T*>(problem.out.data);
+  for_each(problem.parallel_for, parts, [&](int64_t part) {
+    Scalar* total = buffer.data + part * width;
+    const int64_t end = (part + 1) * kRows < rows ? (part + 1) * kRows : rows;
+    for (int64_t row = part * kRows; row < end; ++row) {
+      const T* own = row_of<T>(problem.grad, row);
+      T* result = static_cast<T*>(problem.result) + row * width;
+      for (int64_t c = 0; c < width; ++c) {
+        const Scalar sum = load_scalar(result + c);
+        total[c] += sum != 0 ? load_scalar(own + c) * sum : 0;  // it may have no edges, and be NaN
+        store_scalar(result + c, load_scalar(att + c) * sum);
+      }
+    }
+  });
+  auto* result = static_cast<Scalar*>(problem.result_att);
+  for (int64_t c = 0; c < width; ++c) {
+    result[c] = 0;
+    for (int64_t part = 0; part < parts; ++part) result[c] += buffer.data[part * width + c];
+  }
+}
+
 // A piece of a long row keeps what it knows in the schedule's scratch until all pieces are done.
 template <typename Index, typename Operator>
 void normalise_rows(const Problem& problem, const Schedule& schedule) {

@@ -52,6 +52,7 @@ struct Problem {
   void* result = nullptr;                // contiguous
   Dtype result_dtype = Dtype::kFloat32;  // of spmm; the others know theirs
   void* result_arg = nullptr;            // contiguous, index type; null where no one asks
+  void* result_att = nullptr;            // of pair_gradient, [width] in the accumulation type
   ParallelFor parallel_for = nullptr;
 };
 
@@ -63,9 +64,9 @@ void spmm_tie_backward(const Problem& problem);
 void sddmm(const Problem& problem);  // grad: rows of destinations, x: rows of sources
 void sddmm_arg(const Problem& problem);
 void sddmm_tie(const Problem& problem);
-void pair_score(const Problem& problem);     // as sddmm; out: att, the same for all rows
-void pair_gradient(const Problem& problem);  // grad: rows of destinations, x: rows of sources
-void edge_softmax(const Problem& problem);   // x: logits
+void pair_score(const Problem& problem);             // as sddmm; out: att, the same for all rows
+void pair_gradient(const Problem& problem);          // the same; weight: their gradient, by edge id
+void edge_softmax(const Problem& problem);           // x: logits
 void edge_softmax_backward(const Problem& problem);  // x: probabilities, grad: their gradient
 
 const char* instruction_set();  // "avx512", "avx2" or "baseline": what the kernels run on here

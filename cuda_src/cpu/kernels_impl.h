@@ -54,6 +54,13 @@ void run_dots(const Problem& problem, const Schedule& schedule) {
   });
 }
 
+void run_pair_gradient(const Problem& problem, const Schedule& schedule) {
+  dispatch(problem, [&](auto types) {
+    using S = decltype(types);
+    gradient_of_pairs<typename S::Feature, typename S::Idx>(problem, schedule);
+  });
+}
+
 template <template <typename, typename> class Operator>
 void run_normalise(const Problem& problem, const Schedule& schedule) {
   dispatch(problem, [&](auto types) {
@@ -97,7 +104,7 @@ const KernelTable GSP_KERNEL_TABLE = {
     run_dots<Select::kArg>,
     run_dots<Select::kTie>,
     run_dots<Select::kPair>,
-    run_sweep<PairGradient>,
+    run_pair_gradient,
     run_normalise<Softmax>,
     run_normalise<SoftmaxBackward>,
 };

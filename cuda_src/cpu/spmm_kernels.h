@@ -391,12 +391,14 @@ struct TieBackwardMessage : MessageBase {
 template <typename B>
 struct PairGradientMessage : MessageBase {
   using T = typename B::T;
+  using Index = typename B::Index;
   using Scalar = Accumulator<T>;
   static constexpr Reduce kReduce = Reduce::kSum;
   const B& block;
   Rows<B> x{block, block.problem.x};
   Rows<B> all_own{block, block.problem.grad};
   Factors<T> weights = edge_weights(block);
+  const Index* perm = static_cast<const Index*>(block.problem.csr.perm);
   Scalar slope = static_cast<Scalar>(block.problem.slope);
   const T* features = nullptr;
   const T* own = nullptr;
@@ -407,7 +409,7 @@ struct PairGradientMessage : MessageBase {
   GSP_HD void row(int64_t r) { own = all_own[r]; }
   GSP_HD void edge(int64_t j, int64_t source) {
     features = x[source];
-    factor = weights[j];
+    factor = weights[perm ? int64_t{perm[j]} : j];
   }
   GSP_HD typename B::Value message(int k) const {
     using Value = typename B::Value;

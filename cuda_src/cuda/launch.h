@@ -117,6 +117,31 @@ struct EdgeDot {
 
 cudaError_t edge_dot(EdgeOp op, const EdgeDot& p, cudaStream_t stream);
 
+// GATv2's scores of edges (pair.cuh), or, where `grad` is given, their gradient by a.
+struct Pair {
+  Dtype dtype;
+  bool wide_index;
+  const void* rowptr = nullptr;
+  const void* col = nullptr;
+  const void* perm = nullptr;
+  const void* grad = nullptr;
+  const void* a = nullptr;
+  const void* b = nullptr;
+  const void* att = nullptr;
+  void* out = nullptr;
+  void* out_att = nullptr;  // of a gradient
+  int64_t a_stride = 0, b_stride = 0;
+  int64_t rows = 0, edges = 0;
+  int width = 0;
+  int heads = 1;
+  double slope = 0;
+  void* scratch = nullptr;    // of a gradient: pair_bytes
+  int64_t threads = 1 << 20;  // to share the edges of a large graph: a few rounds of a large GPU's
+};
+
+int64_t pair_bytes(const Pair& p);
+cudaError_t pair(const Pair& p, cudaStream_t stream);
+
 struct EdgeSoftmax {
   Dtype dtype;
   bool wide_index;

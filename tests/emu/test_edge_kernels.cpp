@@ -134,8 +134,8 @@ void test_dot() {
 // ---- Softmax
 // ------------------------------------------------------------------------------------------------
 
-// Rows of a warp in one round and in several, more of them than a block has warps; one that the
-// block takes (over 1024 edges), one that it just does not.
+// Rows of a warp in one round and in several, more of them than a block has warps; with one head,
+// one that the block takes (over 1024 edges), one that it just does not.
 const std::vector<int> kSoftmaxLengths{1, 0, 31, 32, 33, 2, 70, 1030, 7, 0, 1024, 5, 64};
 
 template <typename T, typename Index = int>
@@ -211,6 +211,8 @@ void check_softmax(const char* name, int heads, bool perm, const std::vector<int
 void test_softmax() {
   check_softmax<float>("softmax", 1, true, kSoftmaxLengths);
   check_softmax<float>("softmax", 3, true, kSoftmaxLengths);
+  check_softmax<float>("softmax", 4, false, {7, 256, 257, 0, 600, 1});  // to 256 edges for a warp
+  check_softmax<float>("softmax", 40, true, {1, 40, 0, 2, 32, 33});
   check_softmax<float>("softmax", 2, false, {5, 0, 3});
   check_softmax<float, int64_t>("softmax", 2, true, {40, 3, 0, 1100});
   check_softmax<__half>("half softmax", 2, true, kSoftmaxLengths);
