@@ -9,16 +9,9 @@ import torch
 from torch import Tensor
 
 import gnn_spmm_plugin as gsp
-from gnn_spmm_plugin import functional_messages
 from gnn_spmm_plugin.functional_messages import edges_of, sum_messages
 
 N, M, E, F = 12, 9, 60, 3
-
-
-@pytest.fixture(autouse=True)
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several pieces of these small graphs, some of one row that is longer than a piece."""
-    monkeypatch.setattr(functional_messages, "PIECE", {"cpu": 4 * F, "cuda": 4 * F})
 
 
 def edges(device: str, ordered: bool) -> tuple[Tensor, Tensor]:
