@@ -526,6 +526,7 @@ def _rows_are_free(name: str, i: int) -> bool:
         ("sddmm_tie", 5),
         ("pair_score", 4),
         ("pair_gradient", 4),
+        ("edge_sum", 0),
         ("edge_sum", 4),
         ("edge_sum_backward", 6),
         ("edge_sum_dot", 4),

@@ -160,8 +160,8 @@ def run_many(
     """The aggregations called `names`, sharing what they have in common; None where one has to be left to PyG."""
     if len(p.shape) != 2 or not known(names):
         return None
-    if isinstance(p, Shifted):  # half of a gradient of the variance is moved too
-        outs = None if semi_grad else run_many(p.alike, names, semi_grad, index, dim_size, dim)
+    if isinstance(p, Shifted):
+        outs = run_many(p.alike, names, semi_grad, index, dim_size, dim)
         if outs is None:
             return None
         graph = graph_for(p, index, dim_size)

@@ -3,9 +3,10 @@
 What a message takes from its destination is the same for all edges into a node, and a linear layer may as well follow
 a sum as precede it. So ``sum w * (a_j - b_i)`` is one product and ``b`` times the sum of the weights,
 ``mean (gamma_i * x_j + beta_i)`` one product between two vectors, and the edge features of GeneralConv are added up
-before their linear layer sees them. The linear layer that PNAConv applies to both ends of an edge is one of each end,
-applied to the nodes; what the destination adds moves the aggregations that follow (`shifted`). The relations of RGCNConv are one graph whose destinations are the pairs of node
-and relation: one product for all of them, and one matrix product after it.
+before their linear layer sees them. The linear layer that PNAConv applies to both ends of an edge is one for each end,
+applied to the nodes; what the destination adds moves the aggregations that follow (`shifted`). The relations of
+RGCNConv are one graph whose destinations are the pairs of node and relation: one product for all of them, and one
+matrix product after it.
 """
 
 from __future__ import annotations
@@ -159,6 +160,8 @@ def _pna(layer: Any, x: Any, edge_index: Any, edge_attr: Any = None) -> Any:
         return NotImplemented
     if type(module) is not DegreeScalerAggregation or any(map(aggregate.hooked, module.modules())):
         return NotImplemented
+    if any(getattr(part, "semi_grad", False) for part in module.modules()):
+        return NotImplemented  # half of a gradient of the variance is moved too
     towers, width, n = layer.towers, layer.F_in, x.shape[0]
     first = [nn[0] for nn in layer.pre_nns]
     if any(len(nn) != 1 or aggregate.hooked(nn) for nn in layer.pre_nns) or not all(swaps(lin, x) for lin in first):
