@@ -96,8 +96,12 @@ def sum_messages(
     else:
         out = _ReluSum.apply(x, e, weight, graph._core, graph._flipped, reduce == "mean")
     if shift:
-        ones = x.new_ones(graph.num_src, 1)
-        out = out + shift * spmm(graph, ones, weight, reduce)  # type: ignore[operator]
+        if weight is None:
+            degree = _half(graph._core, graph._flipped).degree()
+            count: Any = (degree if reduce == "sum" else degree.clamp(max=1)).to(out.dtype).unsqueeze(1)
+        else:
+            count = spmm(graph, x.new_ones(graph.num_src, 1), weight, reduce)
+        out = torch.add(out, count, alpha=shift)
     return out  # type: ignore[no-any-return]
 
 

@@ -498,7 +498,8 @@ struct EdgeSumBackwardMessage : MessageBase {
   Rows<B> all_grad{block, block.problem.grad};
   EdgeRows<B> edges{block};
   Factors<T> weights = edge_weights(block);
-  T* all_results = static_cast<T*>(block.problem.result_edge) + block.columns.begin;
+  Rows<B> results{block, kEdges ? Matrix{block.problem.result_edge, block.problem.width}
+                                : block.problem.edge};  // of edges, as `edges.rows`
   const T* features = nullptr;
   const T* own = nullptr;
   const T* grad = nullptr;
@@ -507,8 +508,10 @@ struct EdgeSumBackwardMessage : MessageBase {
 
   explicit GSP_HD EdgeSumBackwardMessage(const B& b) : block(b) {}
   GSP_HD void ahead(int64_t j, int64_t destination) const {
+    const int64_t id = edges.id(j);
     all_grad.prefetch(destination);
-    edges.rows.prefetch(edges.id(j));
+    edges.rows.prefetch(id);
+    if constexpr (kEdges) results.prefetch(id);  // or a store waits for its line
   }
   GSP_HD void row(int64_t r) { features = x[r]; }
   GSP_HD void edge(int64_t j, int64_t destination) {
@@ -516,7 +519,7 @@ struct EdgeSumBackwardMessage : MessageBase {
     own = edges.rows[id];
     grad = all_grad[destination];
     factor = weights[j];
-    if constexpr (kEdges) result = all_results + id * block.problem.width;
+    if constexpr (kEdges) result = const_cast<T*>(results[id]);
   }
   GSP_HD typename B::Value message(int k) const {
     using Value = typename B::Value;
