@@ -19,7 +19,8 @@ NAMESPACE = "gnn_spmm_plugin"
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _OPS = (
     "spmm row_sum pcsr_spmm spmm_arg spmm_arg_backward spmm_tie_count spmm_tie_backward sddmm sddmm_arg sddmm_tie "
-    "pair_score pair_gradient edge_softmax edge_softmax_backward from_coo transpose same_coo"
+    "pair_score pair_gradient edge_sum edge_sum_backward edge_sum_dot edge_softmax edge_softmax_backward from_coo "
+    "transpose same_coo"
 ).split()
 
 
@@ -158,6 +159,9 @@ def _bind(name: str) -> Any:
     sddmm_tie,
     pair_score,
     pair_gradient,
+    edge_sum,
+    edge_sum_backward,
+    edge_sum_dot,
     edge_softmax,
     edge_softmax_backward,
     from_coo,
@@ -318,6 +322,39 @@ def _fake_pair_gradient(
     rowptr: Tensor, col: Tensor, perm: Tensor | None, grad: Tensor, a: Tensor, b: Tensor, att: Tensor, slope: float
 ) -> tuple[Tensor, Tensor]:
     return a.new_empty(a.shape), a.new_empty((a.shape[1],), dtype=accumulation_dtype(a.dtype))
+
+
+def _fake_edge_sum(
+    rowptr: Tensor,
+    col: Tensor,
+    perm: Tensor | None,
+    weight: Tensor | None,
+    x: Tensor,
+    e: Tensor,
+    items: Tensor | None,
+    config: list[int],
+    mean: bool,
+) -> Tensor:
+    return x.new_empty((_rows(rowptr), x.shape[1]))
+
+
+def _fake_edge_sum_backward(
+    rowptr: Tensor,
+    col: Tensor,
+    perm: Tensor | None,
+    weight: Tensor | None,
+    x: Tensor,
+    e: Tensor,
+    grad: Tensor,
+    items: Tensor | None,
+    config: list[int],
+    with_edges: bool,
+) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), x.new_empty((col.shape[0] if with_edges else 0, x.shape[1]))
+
+
+def _fake_edge_sum_dot(rowptr: Tensor, col: Tensor, perm: Tensor | None, grad: Tensor, x: Tensor, e: Tensor) -> Tensor:
+    return grad.new_empty(col.shape)
 
 
 def _fake_edge_softmax(rowptr: Tensor, perm: Tensor | None, logits: Tensor) -> Tensor:

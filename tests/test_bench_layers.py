@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from gnn_spmm_plugin.integrations.pyg import edges
-
 pytestmark = pytest.mark.pyg
 
 SMALL = ["--scale", "0.002", "--width", "8", "--repeats", "1", "--device", "cpu"]
@@ -29,10 +27,9 @@ def rows_of(path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(line for line in lines if not line.startswith("#")))
 
 
-def test_rows_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from gnn_spmm_plugin.bench.layers import COLUMNS, main
 
-    monkeypatch.setattr(edges, "LEAST", 0)
     names = ["GCNConv", "GINEConv", "RGCNConv", "GATConv", "CGConv", "HeteroConv"]
     path = tmp_path / "layers.csv"
     assert main(["--layers", *names, *SMALL, "--csv", str(path)]) == 0

@@ -12,6 +12,7 @@ from strategies import NAMED, REDUCES, values
 
 import gnn_spmm_plugin as gsp
 from gnn_spmm_plugin.functional_attention import scores
+from gnn_spmm_plugin.functional_messages import sum_messages
 from gnn_spmm_plugin.plan import WARM_AFTER
 
 THREADS = (1, 2, 3, 8)
@@ -47,6 +48,22 @@ def everything(
     out = gsp.spmm(g, x, w, reduce, tie=tie)
     grad = values(tuple(out.shape), dtype, 2, device=str(g.device))
     return [out.detach(), *torch.autograd.grad(out, (x, w), grad)]
+
+
+def test_sums_of_messages(device: str) -> None:
+    """Whatever the number of threads, one row of thousands of edges included."""
+    g, weight = skewed(device)
+    x = values((g.num_src, 33), torch.float32, 1, device=device).requires_grad_()
+    e = values((g.num_edges, 33), torch.float32, 2, device=device).requires_grad_()
+    grad = values((g.num_dst, 33), torch.float32, 3, device=device)
+    w = weight.requires_grad_()
+    runs = []
+    for threads in THREADS * (1 if device == "cpu" else WARM_AFTER):
+        torch.set_num_threads(threads)
+        out = sum_messages(g, x, e, w, "mean")
+        runs.append([out.detach(), *torch.autograd.grad(out, (x, e, w), grad)])
+    for before, after in itertools.pairwise(runs if device == "cpu" else runs[-len(THREADS) :]):
+        assert all(same_bits(a, b) for a, b in zip(before, after, strict=True))
 
 
 @pytest.mark.parametrize("flag", [False, True])

@@ -74,6 +74,20 @@ STABLE_TORCH_LIBRARY(gnn_spmm_plugin, m) {
   m.def(
       "_pair_gradient(Tensor rowptr, Tensor col, Tensor? perm, Tensor grad, Tensor a, Tensor b, "
       "Tensor att, float slope) -> (Tensor, Tensor)");
+  // Sum, or mean, of weight * relu(x[col] + e) over the edges into each row; e [E, F] in the
+  // caller's order, as x. One weight an edge.
+  m.def(
+      "_edge_sum(Tensor rowptr, Tensor col, Tensor? perm, Tensor? weight, Tensor x, Tensor e, "
+      "Tensor? items, int[] config, bool mean) -> Tensor");
+  // On the transposed graph, where x[row] + e is positive: weight * grad[col], added up for each
+  // row and, if with_edges, of each edge in the caller's order (else no rows of those).
+  m.def(
+      "_edge_sum_backward(Tensor rowptr, Tensor col, Tensor? perm, Tensor? weight, Tensor x, "
+      "Tensor e, Tensor grad, Tensor? items, int[] config, bool with_edges) -> (Tensor, Tensor)");
+  // As _sddmm: <grad[row], relu(x[col] + e)>, [E].
+  m.def(
+      "_edge_sum_dot(Tensor rowptr, Tensor col, Tensor? perm, Tensor grad, Tensor x, Tensor e) "
+      "-> Tensor");
   // Softmax over the edges into each row; [E] or [E, H], in the caller's order.
   m.def("_edge_softmax(Tensor rowptr, Tensor? perm, Tensor logits) -> Tensor");
   m.def("_edge_softmax_backward(Tensor rowptr, Tensor? perm, Tensor p, Tensor grad) -> Tensor");

@@ -34,8 +34,9 @@ GSP_HD Index edge_id(const Csr& csr, int64_t j) {
 }
 
 // Which columns count in a dot product: all, those that the edge won, or those where it is among
-// the winners. Or all, of the activated sum of both rows with a third.
-enum class Select { kAll, kArg, kTie, kPair };
+// the winners. Or all, of the activated sum of both rows with a third; or of one row with the
+// positive part of what the other and the edge's own add up to.
+enum class Select { kAll, kArg, kTie, kPair, kMessage };
 
 template <typename T, typename Index, Select kSelect>
 struct Dot {
@@ -53,6 +54,10 @@ struct Dot {
     if constexpr (kSelect == Select::kPair) {
       const auto sum = load<kLanes>(a + column) + right;
       return (sum > 0 ? sum : slope * sum) * load<kLanes>(out + column);
+    }
+    if constexpr (kSelect == Select::kMessage) {
+      const auto sum = right + load<kLanes>(out + column);
+      return load<kLanes>(a + column) * (sum <= 0 ? Value<T, kLanes>{} : sum);
     }
     const auto product = load<kLanes>(a + column) * right;
     if constexpr (kSelect == Select::kArg) {
@@ -119,6 +124,7 @@ void dots(const Problem& problem, const Schedule& schedule) {
         for (int64_t byte = 0; byte < fetched; byte += 64) __builtin_prefetch(soon + byte);
         dot.b = row_of<T>(problem.x, col[j]);
         dot.id = edge_id<Index>(csr, j);
+        if constexpr (kSelect == Select::kMessage) dot.out = row_of<T>(problem.edge, dot.id);
         T* result = static_cast<T*>(problem.result) + int64_t{dot.id} * heads;
         for (int64_t head = 0; head < heads; ++head) {
           if constexpr (kSelect == Select::kTie) dot.weight = weights[j * heads + head];

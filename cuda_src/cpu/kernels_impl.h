@@ -91,6 +91,14 @@ void run_arg(const Problem& problem, const Schedule& schedule) {
   }
 }
 
+void run_edge_sum_backward(const Problem& problem, const Schedule& schedule) {
+  if (problem.result_edge != nullptr) {
+    run_sweep<EdgeSumBackward<true>>(problem, schedule);
+  } else {
+    run_sweep<EdgeSumBackward<false>>(problem, schedule);
+  }
+}
+
 }  // namespace
 
 const KernelTable GSP_KERNEL_TABLE = {
@@ -107,6 +115,9 @@ const KernelTable GSP_KERNEL_TABLE = {
     run_pair_gradient,
     run_normalise<Softmax>,
     run_normalise<SoftmaxBackward>,
+    run_sweep<EdgeSum>,
+    run_edge_sum_backward,
+    run_dots<Select::kMessage>,
 };
 
 }  // namespace gsp::cpu

@@ -23,10 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import _native
+from .. import _native, report
 from ..cache import clear_cache
 from ..integrations.pyg import accelerate
-from ..report import report
 from .graphs import SPECS, named
 from .results import write_table
 
