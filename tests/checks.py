@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import gnn_spmm_plugin as gsp
-from gnn_spmm_plugin import reference
+from gnn_spmm_plugin import cache, reference
 
 #: Edges that a kernel adds up in one chain, at most.
 CHUNK = 4096
@@ -176,3 +176,23 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     return a.contiguous().view(torch.uint8).equal(b.contiguous().view(torch.uint8)) if a.numel() else True
+
+
+def books_agree() -> None:
+    """What is kept twice, to be found fast, says the same as the list of all that is kept."""
+    entries = dict(cache._entries)
+    linked = [ref() for root in cache._roots.values() for ref in root.entries.values()]
+    for number, entry in entries.items():
+        assert entry.roots == sum(e is entry for e in linked)
+        assert cache._by_size[entry.size][number] is entry
+        assert (number in cache._orphans) == (entry.roots <= 0)
+    assert sum(map(len, cache._by_size.values())) == len(entries) and cache._orphans.keys() <= entries.keys()
+    assert all(cache._by_size.values())
+    for device, kept in cache._bytes.items():
+        assert kept == sum(e.nbytes for e in entries.values() if e.graph.device == device)
+
+
+def resident() -> int:
+    """Bytes of memory that this process has."""
+    with open("/proc/self/statm") as f:
+        return int(f.read().split()[1]) * 4096
