@@ -35,7 +35,9 @@ def close(got: Tensor, expected: Expected, roundings: int = 1, terms: int = 0) -
     # Where the dtype is that of the reference, both err.
     accumulation = ((128 if dtype == torch.float64 else 32) + min(terms, CHUNK) / 4) * acc
     bound = eps * expected.value.abs() + (accumulation + (roundings - 1) * eps) * expected.size
-    bound = bound + torch.finfo(dtype).smallest_normal * eps * 8 ** (roundings > 1)  # the spacing of subnormal numbers
+    bound = bound + torch.finfo(dtype).smallest_normal * eps * (
+        8 + terms if roundings > 1 else 1
+    )  # subnormal: their spacing
     error = (got.double() - expected.value).abs()
     worst = (error - bound).flatten().argmax() if error.numel() else None
     if worst is not None and not bool((error <= bound).all()):
