@@ -269,5 +269,5 @@ def test_life(device: str) -> None:
 @pytest.mark.slow
 def test_a_longer_life(device: str) -> None:
     run_state_machine_as_test(
-        lambda: Life(device), settings=settings(max_examples=400, stateful_step_count=60, deadline=None)
+        lambda: Life(device), settings=settings(max_examples=150, stateful_step_count=50, deadline=None)
     )
