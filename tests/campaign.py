@@ -19,6 +19,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch's flag asks for it, on CUDA
+
 import torch
 from campaign_cases import KINDS
 from campaign_draw import Draw
