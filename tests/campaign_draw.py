@@ -273,11 +273,15 @@ class _Bytes:
 
 @contextmanager
 def pinned() -> Iterator[None]:
-    """Plans stay as they are: the same call gives the same bits."""
-    before = torch.are_deterministic_algorithms_enabled()
+    """Plans stay as they are: the same call gives the same bits. Memory is not filled, which would hide what was not."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(before)
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        torch.utils.deterministic.fill_uninitialized_memory = before[1]
 
 
 def sentinels(call: Callable[[], Tensor]) -> None:
