@@ -273,7 +273,7 @@ class _Bytes:
 
 @contextmanager
 def pinned() -> Iterator[None]:
-    """Plans stay as they are: the same call gives the same bits. Memory is not filled, which would hide what was not."""
+    """Plans stay as they are: the same call gives the same bits. What is not written is not filled by torch either."""
     before = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False

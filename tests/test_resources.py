@@ -1,10 +1,14 @@
-"""Memory, files and threads stay as they are, however many graphs come and go; and what happens where memory ends."""
+"""Memory, files and threads stay as they are, however many graphs come and go; and what happens where memory ends.
+
+python tests/test_resources.py 10000 cpu memory.csv    # the curve, and memory.png where there is matplotlib
+"""
 
 from __future__ import annotations
 
 import gc
 import importlib
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -258,3 +262,32 @@ def test_a_plan_without_memory_is_a_cold_one(
     close(out, expect_spmm(g, x, None, torch.ones_like(out), "sum").out)
     assert len(tried) == 1 and sum("out of memory" in r.message for r in caplog.records) == 1
     assert "out of memory" in g._csr.plan.explain()
+
+
+def draw_curve(steps: int, device: str, path: str) -> None:
+    """Memory after every hundredth of so many steps, as CSV and as a picture."""
+    net = model(device)
+    rows = []
+    for step in range(steps):
+        one_step(net, device)
+        if (step + 1) % max(1, steps // 100) == 0:
+            held = torch.cuda.memory_allocated() / 2**20 if device == "cuda" else 0.0
+            rows.append((step + 1, resident() / 2**20, held, cache.cached_graphs(), *opened()[:2]))
+    with open(path, "w", encoding="utf-8") as f:
+        f.write(f"# python tests/test_resources.py {steps} {device} FILE; torch {torch.__version__}\n")
+        f.write("step,resident_mib,cuda_allocated_mib,cached_graphs,files,threads\n")
+        f.writelines(f"{s},{r:.1f},{c:.2f},{g},{o},{t}\n" for s, r, c, g, o, t in rows)
+    try:
+        from matplotlib import pyplot
+    except ImportError:
+        return
+    _, axes = pyplot.subplots(figsize=(6, 2.5))
+    axes.plot([r[0] for r in rows], [r[2 if device == "cuda" else 1] for r in rows])
+    axes.set(xlabel="steps, each with a new graph", ylabel="MiB allocated" if device == "cuda" else "MiB resident")
+    axes.set_ylim(bottom=0)
+    pyplot.tight_layout()
+    pyplot.savefig(path.rsplit(".", 1)[0] + ".png", dpi=110)
+
+
+if __name__ == "__main__":
+    draw_curve(int(sys.argv[1]), sys.argv[2], sys.argv[3])

@@ -43,6 +43,7 @@ DGL: dict[str, Callable[[Any], nn.Module]] = {
     "GraphConv": lambda d: d.GraphConv(CHANNELS, CHANNELS, allow_zero_in_degree=True),
     "SAGEConv": lambda d: d.SAGEConv(CHANNELS, CHANNELS, "pool"),
     "GATConv": lambda d: d.GATConv(CHANNELS, CHANNELS // 3, 3, allow_zero_in_degree=True),
+    "GATv2Conv": lambda d: d.GATv2Conv(CHANNELS, CHANNELS // 3, 3, allow_zero_in_degree=True),
     "GINConv": lambda d: d.GINConv(nn.Linear(CHANNELS, CHANNELS), "max"),
 }
 
