@@ -284,7 +284,7 @@ def draw_curve(steps: int, device: str, path: str) -> None:
     _, axes = pyplot.subplots(figsize=(6, 2.5))
     axes.plot([r[0] for r in rows], [r[2 if device == "cuda" else 1] for r in rows])
     axes.set(xlabel="steps, each with a new graph", ylabel="MiB allocated" if device == "cuda" else "MiB resident")
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.3 * max(axes.get_ylim()))
     pyplot.tight_layout()
     pyplot.savefig(path.rsplit(".", 1)[0] + ".png", dpi=110)
 
