@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import struct
 from typing import Any
 
 import torch
@@ -43,13 +44,35 @@ def _load_cpu() -> str | None:
     if path is None:
         return "its compiled library _gnn_spmm_cpu.so is missing; install the package with `pip install .`"
     try:
-        torch.ops.load_library(path)
+        _load(path)
     except OSError as e:
         return (
             f"{path} does not load under torch {torch.__version__} ({e.__cause__ or e}); "
             "it needs torch 2.10 or newer; reinstall the package with `pip install --force-reinstall --no-deps .`"
         )
-    return None
+    return _lacks(path, *_OPS, "kernel_calls")
+
+
+def _load(path: str) -> None:
+    """Loads a library; OSError where that fails, or the file is torn, which would end the process."""
+    with open(path, "rb") as f:
+        head = f.read(64)
+        if head[:5] == b"\x7fELF\x02" and len(head) == 64:  # its table of sections comes last
+            (start,), (size, count) = struct.unpack_from("<Q", head, 40), struct.unpack_from("<HH", head, 58)
+            if f.seek(0, os.SEEK_END) < start + size * count:
+                raise OSError("the file is torn: its end is missing")
+    torch.ops.load_library(path)
+
+
+def _lacks(path: str, *names: str) -> str | None:
+    """What is wrong with a library that loaded, but is of another version of this package."""
+    lacking = [name for name in names if not hasattr(getattr(torch.ops, NAMESPACE), "_" + name)]
+    if not lacking:
+        return None
+    return (
+        f"{path} is of another version of the package: it has no {', '.join(lacking[:3])}; reinstall the package with "
+        "`pip install --force-reinstall --no-deps .`, or build it again where it was built in place"
+    )
 
 
 def _load_cuda() -> str | None:
@@ -67,10 +90,10 @@ def _load_cuda() -> str | None:
             "`GSP_CUDA=ON pip install --force-reinstall --no-deps .`"
         )
     try:
-        torch.ops.load_library(path)
+        _load(path)
     except OSError as e:
         return f"{path} does not load under torch {torch.__version__}: {e.__cause__ or e}"
-    return None
+    return _lacks(path, "kernel_calls_cuda")
 
 
 def build_info() -> dict[str, Any]:
