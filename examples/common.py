@@ -29,7 +29,7 @@ FIRST_STEPS = 3
 ALIKE, ALIKE_AMP = 1e-3, 5e-2
 
 
-def parser(doc: str | None, *, epochs: int, lr: float, hidden: int) -> argparse.ArgumentParser:
+def parser(doc: str | None, *, epochs: int, lr: float, hidden: int, compare: bool = False) -> argparse.ArgumentParser:
     """The options that every example has."""
     made = argparse.ArgumentParser(
         description=(doc or "").split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
@@ -41,7 +41,9 @@ def parser(doc: str | None, *, epochs: int, lr: float, hidden: int) -> argparse.
     made.add_argument("--seed", type=int, default=0)
     made.add_argument("--runs", type=int, default=1, help="trainings, each with the next seed")
     made.add_argument("--accelerate", action=argparse.BooleanOptionalAction, default=True)
-    made.add_argument("--compare", action="store_true", help="train as it is, then accelerated, and compare")
+    made.add_argument(
+        "--compare", action=argparse.BooleanOptionalAction, default=compare, help="train as it is, then accelerated"
+    )
     made.add_argument("--tiny", action="store_true", help="seconds: a small model, few epochs, little generated data")
     made.add_argument("--json", metavar="FILE", help="also write the table there, with all losses; - for stdout")
     return made
@@ -113,7 +115,7 @@ def _train(
         result = {"error": "out of memory"}
     if training.model is not None:
         gsp.restore(training.model)
-    del training, steps  # and with them the model
+    training.model = training.optimizer = None
     gc.collect()
     if cuda:
         torch.cuda.empty_cache()
@@ -159,8 +161,7 @@ class _Training:
             bar.set_postfix_str(", ".join([f"loss {self.last:.3f}", *(f"{k} {v:.3f}" for k, v in self.best.items())]))
 
     def result(self) -> dict[str, Any]:
-        """Losses, the mean of the last epoch, milliseconds of a step (median of the second half: plans are warm by
-        then), metrics of the best epoch."""
+        """Losses, milliseconds of a step (median of the second half: plans are warm), metrics of the best epoch."""
         steady = self.times[max(len(self.times) // 2, min(FIRST_STEPS, len(self.times) - 1)) :]
         return {"losses": self.losses, "last_loss": self.last, "ms_per_step": statistics.median(steady), **self.best}
 

@@ -35,8 +35,8 @@ class Whole:
 class Neighbourhoods:
     """Batches of PyG's `NeighborLoader`, whose ``seeds`` are the first nodes.
 
-    `NeighborLoader` needs pyg-lib or torch-sparse. Where neither is installed, a sampler in plain torch takes its place,
-    which draws with replacement and runs on the device that the graph is on.
+    `NeighborLoader` needs pyg-lib or torch-sparse. Where neither is installed, a sampler in plain torch takes its
+    place, which draws with replacement and runs on the device that the graph is on.
     """
 
     def __init__(self, data: Data, nodes: Tensor, neighbors: Sequence[int], batch_size: int) -> None:

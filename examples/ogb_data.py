@@ -135,5 +135,6 @@ def _readable() -> Iterator[None]:
     allowed = [Data, DataEdgeAttr, DataTensorAttr, GlobalStorage, numpy.ndarray, numpy.dtype]
     allowed += [type(numpy.dtype(kind)) for kind in ("int64", "int32", "float32", "float64", "bool")]
     allowed += [(reconstruct, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")]
-    with torch.serialization.safe_globals(allowed):
+    already = torch.serialization.get_safe_globals()  # by PyG; `safe_globals` would take these back too
+    with torch.serialization.safe_globals([one for one in allowed if one not in already]):
         yield

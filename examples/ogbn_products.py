@@ -1,6 +1,6 @@
 """Node classification on ogbn-products: OGB's data, split and evaluator, PyG's models, accelerated.
 
-    python examples/ogbn_products.py                       # downloads 1.4 GB to ./dataset; --runs 10 for the leaderboard
+    python examples/ogbn_products.py                      # downloads 1.4 GB to ./dataset; the leaderboard: --runs 10
     python examples/ogbn_products.py --stand-in --compare  # a generated graph of that size, before and after
     python examples/ogbn_products.py --model sage --loader neighbor --lr 0.003 --epochs 20  # neighbourhoods
 
