@@ -109,7 +109,7 @@ def _train(
         for _ in steps:
             pass
         if cuda:  # the allocator has counted all the while
-            peak = torch.cuda.max_memory_allocated() - before
+            peak = training.peak - before
         result = training.result() | {"peak_bytes": peak, "kernel_calls": gsp.stats()["kernel_calls"] - calls}
     except torch.OutOfMemoryError:
         result = {"error": "out of memory"}
@@ -133,6 +133,7 @@ class _Training:
         self.times: list[float] = []
         self.losses: list[float] = []
         self.last = float("nan")
+        self.peak = 0  # on CUDA, evaluation left out
         self.best: dict[str, float] = {}
 
     def steps(self) -> Iterator[None]:
@@ -152,13 +153,23 @@ class _Training:
                 self.times.append((time.perf_counter() - start) * 1e3)
                 yield
             if number % assess_every == 0 or number == options.epochs:
-                self.model.eval()
-                with torch.no_grad():
-                    found = self.evaluate(self.model)
+                found = self._assess()
                 if not self.best or found["valid"] > self.best["valid"]:
                     self.best = found
             self.last = statistics.mean(self.losses[begun:])
             bar.set_postfix_str(", ".join([f"loss {self.last:.3f}", *(f"{k} {v:.3f}" for k, v in self.best.items())]))
+
+    def _assess(self) -> dict[str, float]:
+        cuda = torch.device(self.options.device).type == "cuda"
+        if cuda:
+            self.peak = max(self.peak, torch.cuda.max_memory_allocated())
+        assert self.model is not None
+        self.model.eval()
+        with torch.no_grad():
+            found: dict[str, float] = self.evaluate(self.model)
+        if cuda:
+            torch.cuda.reset_peak_memory_stats()
+        return found
 
     def result(self) -> dict[str, Any]:
         """Losses, milliseconds of a step (median of the second half: plans are warm), metrics of the best epoch."""

@@ -43,7 +43,8 @@ class Neighbourhoods:
         self.data, self.nodes, self.neighbors, self.batch_size = data, nodes, neighbors, batch_size
         self.loader: NeighborLoader | None = None
         if WITH_PYG_LIB or WITH_TORCH_SPARSE:
-            self.loader = NeighborLoader(data.cpu(), list(neighbors), nodes.cpu(), batch_size=batch_size, shuffle=True)
+            whole = Data(x=data.x.cpu(), edge_index=data.edge_index.cpu(), y=data.y.cpu())
+            self.loader = NeighborLoader(whole, list(neighbors), nodes.cpu(), batch_size=batch_size, shuffle=True)
             return
         print(
             "neither pyg-lib nor torch-sparse is installed, which PyG's NeighborLoader needs: sampling in plain torch"

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import common
 import ogb_data
@@ -29,13 +30,12 @@ import gnn_spmm_plugin as gsp
 class LinkPredictor(torch.nn.Module):
     """A learned embedding per node, a GNN over them, and a perceptron that scores pairs of nodes."""
 
-    def __init__(self, num_nodes: int, options: argparse.Namespace) -> None:
+    def __init__(self, num_nodes: int, options: argparse.Namespace, **extras: Any) -> None:
         super().__init__()
         hidden, layers, dropout = options.hidden, options.layers, options.dropout
         self.embedding = torch.nn.Embedding(num_nodes, hidden)
         torch.nn.init.xavier_uniform_(self.embedding.weight)
-        gnn, extras = ogb_data.MODELS[options.model], ogb_data.extras(options)
-        self.gnn = gnn(hidden, hidden, layers, hidden, dropout=dropout, **extras)
+        self.gnn = ogb_data.MODELS[options.model](hidden, hidden, layers, hidden, dropout=dropout, **extras)
         self.scores = MLP([hidden] * layers + [1], dropout=dropout, norm=None)
 
     def forward(self, edge_index: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     apart[data.edge_index[0], data.edge_index[1]] = False
 
     def make(accelerate: bool) -> torch.nn.Module:
-        model = LinkPredictor(data.num_nodes, options).to(options.device)
+        model = LinkPredictor(data.num_nodes, options, **ogb_data.extras(options, accelerate)).to(options.device)
         if accelerate:
             model = gsp.accelerate(model)
         if options.compile:

@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             classes,
             dropout=options.dropout,
             norm="batch_norm",
-            **ogb_data.extras(options, whole_graph=options.loader == "full"),
+            **ogb_data.extras(options, accelerate, whole_graph=options.loader == "full"),
         ).to(options.device)
         if accelerate:
             model = gsp.accelerate(model)

@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             options.layers,
             classes,
             dropout=options.dropout,
-            **ogb_data.extras(options, whole_graph=options.loader == "full"),
+            **ogb_data.extras(options, accelerate, whole_graph=options.loader == "full"),
         ).to(options.device)
         if accelerate:
             model = gsp.accelerate(model)
