@@ -25,8 +25,10 @@ from gnn_spmm_plugin.bench.memory import peak_memory
 #: Steps whose memory is looked at; the graph is prepared in them, so they are not timed.
 FIRST_STEPS = 3
 
-#: Losses of the first ten steps may differ by this part of them: later, what rounding did has been amplified.
-ALIKE, ALIKE_AMP = 1e-3, 5e-2
+#: Losses of the first ten steps may differ by this part of them: later, what rounding did has been amplified. By more
+#: under autocast, and compiled: code for attention draws dropout's masks where it is compiled, and not where it is one
+#: operator.
+ALIKE, ALIKE_ROUGHLY = 1e-3, 5e-2
 
 
 def parser(doc: str | None, *, epochs: int, lr: float, hidden: int, compare: bool = False) -> argparse.ArgumentParser:
@@ -89,7 +91,8 @@ def run(
         rows.append(_summary(accelerate, trainings))
     _print(rows)
     write_json(options.json, {"options": vars(options), "rows": rows})
-    return _verdict(rows, ALIKE_AMP if getattr(options, "amp", None) else ALIKE)
+    roughly = getattr(options, "amp", None) or getattr(options, "compile", False)
+    return _verdict(rows, ALIKE_ROUGHLY if roughly else ALIKE)
 
 
 def _train(

@@ -150,7 +150,7 @@ def test_out_of_memory_is_a_row(
 def test_compiled(model: str, device: str, tmp_path: Path) -> None:
     argv = f"--stand-in --compile --epochs 4 --compare --device {device} --model {model}".split()
     plain, fast = run("ogbn_arxiv", *argv, file=tmp_path / "rows.json")
-    assert plain["kernel_calls"] == 0 < fast["kernel_calls"]
+    assert plain["kernel_calls"] == 0 and fast["kernel_calls"] >= 4 * 3 * 2  # each layer, forward and backward
 
 
 # Stand-ins.
