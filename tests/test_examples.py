@@ -20,6 +20,8 @@ pytest.importorskip("torch_geometric")
 ogb_files = importlib.import_module("ogb_files")
 stand_in = importlib.import_module("stand_in")
 
+pytestmark = pytest.mark.pyg
+
 ROOT = Path(__file__).parents[1]
 HELPERS = {"common", "loaders", "ogb_data", "stand_in"}
 OGB = ("ogbn_arxiv", "ogbn_products", "ogbn_proteins", "ogbl_ddi")
