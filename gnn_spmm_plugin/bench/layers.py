@@ -27,6 +27,7 @@ from .. import _native, report
 from ..cache import clear_cache
 from ..integrations.pyg import accelerate
 from .graphs import SPECS, named
+from .memory import peak_memory
 from .results import write_table
 
 RELATIONS = 3
@@ -263,24 +264,10 @@ def _interleaved(steps: list[Callable[[], Any]], repeats: int, device: str) -> l
 
 def _peak(step: Callable[[], Any], device: str) -> int:
     if device == "cuda":
-        step()
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        step()
-        return torch.cuda.max_memory_allocated() - before
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
-        kept = step()
-    del kept
-    assert found.profiler is not None and found.profiler.kineto_results is not None
-    events = [e for e in found.profiler.kineto_results.events() if e.name() == "[memory]"]
-    held = peak = 0
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        held += event.nbytes()
-        peak = max(peak, held)
-    return peak
+        step()  # what is built once is there then
+    found = peak_memory(step, device)
+    assert found is not None
+    return found
 
 
 COLUMNS = (
