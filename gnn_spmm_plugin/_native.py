@@ -21,7 +21,7 @@ DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _OPS = (
     "spmm row_sum pcsr_spmm spmm_arg spmm_arg_backward spmm_tie_count spmm_tie_backward sddmm sddmm_arg sddmm_tie "
     "pair_score pair_gradient edge_sum edge_sum_backward edge_sum_dot edge_softmax edge_softmax_backward from_coo "
-    "transpose same_coo"
+    "transpose inverse_degree gcn_scales same_coo"
 ).split()
 
 
@@ -189,6 +189,8 @@ def _bind(name: str) -> Any:
     edge_softmax_backward,
     from_coo,
     transpose,
+    inverse_degree,
+    gcn_scales,
     same_coo,
 ) = (_bind(name) for name in _OPS)
 row_sum_eager = _direct("row_sum")
@@ -390,6 +392,15 @@ def _fake_edge_softmax_backward(rowptr: Tensor, perm: Tensor | None, p: Tensor, 
 
 def _fake_transpose(dst: Tensor, src: Tensor, num_src: int) -> tuple[Tensor, Tensor, Tensor]:
     return dst.new_empty((num_src + 1,)), dst.new_empty(dst.shape), dst.new_empty(dst.shape)
+
+
+def _fake_inverse_degree(rowptr: Tensor, dtype: torch.dtype) -> Tensor:
+    return rowptr.new_empty((_rows(rowptr),), dtype=dtype)
+
+
+def _fake_gcn_scales(rowptr: Tensor, col: Tensor, loops: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    rows = _rows(rowptr)
+    return rowptr.new_empty((rows,), dtype=dtype), rowptr.new_empty((rows if loops else 0,), dtype=dtype)
 
 
 if cpu_error is None:

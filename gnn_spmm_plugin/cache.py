@@ -27,7 +27,7 @@ from torch import Tensor
 
 from . import _native
 from ._config import counters, log, verify_always
-from .csr import Core, _from_coo, capturing
+from .csr import Core, _from_coo, capturing, state
 from .graph import Graph, _as_index
 
 #: At most this many graphs are kept whose index tensors are gone or changed; as many are compared by content.
@@ -124,6 +124,10 @@ def graph_of(dst: Tensor, src: Tensor, num_dst: int, num_src: int) -> Graph:
         IndexError, TypeError, ValueError: as `Graph.from_edge_index`.
         RuntimeError: the graph would have to be built during a CUDA graph capture.
     """
+    return _entry_of(dst, src, num_dst, num_src).graph
+
+
+def _entry_of(dst: Tensor, src: Tensor, num_dst: int, num_src: int) -> _Entry:
     identity = _identity(dst, src)
     root = key = None
     if identity is not None:
@@ -135,7 +139,8 @@ def graph_of(dst: Tensor, src: Tensor, num_dst: int, num_src: int) -> Graph:
             counters["plan_hits"] += 1
             if _dead:
                 _forget_dead()
-            return _use(entry)
+            _use(entry)
+            return entry
     dst, src = _as_index(dst, "dst"), _as_index(src, "src")
     size = (dst.shape, src.shape, num_dst, num_src, dst.device, src.device)
     entry = _lookup_content(size, dst, src)
@@ -149,7 +154,41 @@ def graph_of(dst: Tensor, src: Tensor, num_dst: int, num_src: int) -> Graph:
         _evict(entry)
     if _dead:
         _forget_dead()
-    return entry.graph  # of a capture there is nothing to keep: it may neither build nor compare
+    return entry  # of a capture there is nothing to keep: it may neither build nor compare
+
+
+#: What `graph_of_edge_index` was asked for last, and where its answer is: (tensor, its state, sizes, entry), weakly.
+_latest: tuple[weakref.ref[Tensor], Any, tuple[int, int, bool], weakref.ref[_Entry]] | None = None
+
+
+def graph_of_edge_index(edge_index: Tensor, num_dst: int, num_src: int, reverse: bool = False) -> Graph:
+    """`graph_of` the rows of an edge list: sources first, or, if `reverse`, destinations.
+
+    The layers of a model ask for the same one after the other; that takes a look at the tensor, not at its rows.
+
+    Args:
+        edge_index: ``[2, E]`` int32 or int64.
+        num_dst: number of destination nodes.
+        num_src: number of source nodes.
+        reverse: messages go from row 1 to row 0.
+
+    Raises:
+        IndexError, ValueError, RuntimeError: as `graph_of`.
+    """
+    global _latest
+    sizes = num_dst, num_src, reverse
+    latest = _latest
+    if latest is not None and latest[0]() is edge_index and latest[2] == sizes and latest[1] == state(edge_index):
+        entry = latest[3]()
+        if entry is not None:
+            counters["plan_hits"] += 1
+            return _use(entry)
+    first, second = edge_index.unbind(0)
+    dst, src = (first, second) if reverse else (second, first)
+    entry = _entry_of(dst, src, num_dst, num_src)
+    if _trusted(edge_index.device) and not edge_index.is_inference() and edge_index.grad_fn is None:
+        _latest = weakref.ref(edge_index), state(edge_index), sizes, weakref.ref(entry)
+    return entry.graph
 
 
 def _trusted(device: torch.device) -> bool:
@@ -307,6 +346,8 @@ def clear_cache() -> None:
 # At exit too: a tensor that dies while the interpreter takes modules apart would call what is no longer there.
 @atexit.register
 def _empty() -> None:
+    global _latest
+    _latest = None
     for clear in on_clear:
         clear()
     with _lock:

@@ -158,7 +158,7 @@ class Csr:
         cached = self._inverse_degree.get(dtype)
         if cached is None:
             with torch.inference_mode(False):  # whoever comes next may want gradients
-                cached = self.degree().clamp(min=1).to(dtype).reciprocal()
+                cached = _native.inverse_degree(self.rowptr, dtype)
             if not capturing(self.col.device):  # what a capture computes is there only after a replay
                 self._inverse_degree[dtype] = cached
         return cached

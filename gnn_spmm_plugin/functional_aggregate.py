@@ -6,6 +6,7 @@ transposed graph with the scales exchanged, so a layer's forward is one kernel, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from ._native import accumulation_dtype
 from .csr import Core
 from .derivatives import (
+    _TRANSPOSED,
     _dot,
     _half,
     _heads,
@@ -23,6 +25,7 @@ from .derivatives import (
     _rows_first,
     _sum_raw,
     _transformed,
+    _unwrap,
 )
 from .functional import _check_features, _check_graph, spmm
 from .graph import Graph, check_weight
@@ -92,26 +95,50 @@ def aggregate(
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(map(str, DTYPES))}; got {dtype}")
     if src_scale is not None:
-        _check_vector(graph, src_scale, "src_scale", graph.num_src)
+        check_vector(graph, src_scale, "src_scale", graph.num_src)
     if dst_scale is not None:
-        _check_vector(graph, dst_scale, "dst_scale", graph.num_dst)
+        check_vector(graph, dst_scale, "dst_scale", graph.num_dst)
     if self_scale is not None:
-        _check_vector(graph, self_scale, "self_scale", graph.num_dst, 1)
+        check_vector(graph, self_scale, "self_scale", graph.num_dst, 1)
     if bias is not None:
-        _check_vector(graph, bias, "bias", x.shape[1])
+        check_vector(graph, bias, "bias", x.shape[1])
     for name, scale in (("src_scale", src_scale), ("dst_scale", dst_scale)):
         if scale is not None and scale.requires_grad:
             raise ValueError(f"{name} requires a gradient, but is a constant here: multiply x or the result with it")
+    return aggregate_unchecked(
+        graph, x, weight, reduce, self_x, self_scale, bias, src_scale, dst_scale, dtype, policy, relu
+    )
+
+
+def aggregate_unchecked(
+    graph: Graph,
+    x: Tensor,
+    weight: Tensor | None,
+    reduce: str,
+    self_x: Tensor | None,
+    self_scale: Tensor | None,
+    bias: Tensor | None,
+    src_scale: Tensor | None,
+    dst_scale: Tensor | None,
+    dtype: torch.dtype | None,
+    policy: str,
+    relu: bool = False,
+) -> Tensor:
+    """`aggregate` for callers that know that their arguments fit: of a small graph, to see that is half of its time."""
+    own = self_x is x
     compute = x.dtype
     for other in (weight, self_x):
-        compute = compute if other is None else torch.promote_types(compute, other.dtype)
+        if other is not None and other.dtype != compute:
+            compute = torch.promote_types(compute, other.dtype)
     result = compute if dtype is None else dtype
-    if (weight is not None and result != compute) or (result == torch.float64 != compute):
+    if result != compute and (weight is not None or result == torch.float64):
         compute = torch.promote_types(compute, result)  # the kernel stores what it multiplies weights with
-    x = x.to(compute)
-    if self_x is not None:
+    if x.dtype != compute:
+        x = x.to(compute)
+    if self_x is not None and (own or self_x.dtype != compute):
         self_x = x if own else self_x.to(compute)
-    weight = None if weight is None else weight.to(compute)
+    if weight is not None and weight.dtype != compute:
+        weight = weight.to(compute)
     acc = accumulation_dtype(compute)
     src_scale, dst_scale = _vector(src_scale, acc), _vector(dst_scale, acc)
     self_scale, bias = _vector(self_scale, acc), _vector(bias, acc)
@@ -123,10 +150,12 @@ def aggregate(
         plan = _plan_by_policy(core, flipped, x.shape[1], x.dtype, reduce, policy)
     stored = compute if weight is not None or compute == torch.float64 else result
     form = _Form(core, flipped, own, "rows" if reduce == "mean" else None, relu, stored, plan)
-    return (_plain if transformed else _aggregate)(form, given).to(result)
+    out = _plain(form, given) if transformed else _aggregate(form, given)
+    return out if out.dtype == result else out.to(result)
 
 
-def _check_vector(graph: Graph, t: Tensor, name: str, *lengths: int) -> None:
+def check_vector(graph: Graph, t: Tensor, name: str, *lengths: int) -> None:
+    """Raises unless `t` is a dense vector of one of these lengths, where the graph is."""
     if not isinstance(t, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(t).__name__}")
     if t.is_complex() or t.layout != torch.strided:
@@ -169,15 +198,19 @@ class _Form(NamedTuple):
 
     def backward(self, dtype: torch.dtype) -> _Form:
         """The form that takes a gradient back to `x`, of `dtype`."""
-        other = {"rows": "cols", "cols": "rows", None: None}[self.mean]
-        return _Form(self.core, not self.flipped, self.own, other, False, dtype, None)
+        return _Form(self.core, not self.flipped, self.own, _TRANSPOSED[self.mean], False, dtype, None)
 
 
 def _aggregate(form: _Form, given: _Given) -> Tensor:
+    if not torch.is_grad_enabled():  # as in most backwards
+        return _aggregate_raw(form, given)
     if _hides_grad(given[0], given[1]):
         return _plain(form, given)
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given):
-        return _Aggregate.apply(form, *given)  # type: ignore[no-any-return]
+    for t in given:
+        if t is not None and t.requires_grad:
+            if torch.compiler.is_compiling():
+                return _Aggregate.apply(form, *given)  # type: ignore[no-any-return]
+            return _apply_aggregate(form, *[None if t is None else _unwrap(t) for t in given])
     return _aggregate_raw(form, given)
 
 
@@ -244,6 +277,10 @@ class _Aggregate(torch.autograd.Function):
         return None, grad_x, grad_weight, grad_self, grad_scale, grad_bias, None, None
 
 
+# As `derivatives._apply_linear`.
+_apply_aggregate: Callable[..., Tensor] = super(torch.autograd.Function, _Aggregate).apply
+
+
 def _times(rows: Tensor, *factors: Tensor | None) -> Tensor:
     """`rows` ``[N, F]`` with each row multiplied by its factors, in its own dtype."""
     for factor in factors:
@@ -280,4 +317,4 @@ def _plain(form: _Form, given: _Given) -> Tensor:
     return (out.relu() if form.relu else out).to(form.dtype)
 
 
-__all__ = ["aggregate"]
+__all__ = ["aggregate", "aggregate_unchecked", "check_vector"]

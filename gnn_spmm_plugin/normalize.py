@@ -14,12 +14,15 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.overrides import _len_torch_function_stack
 from torch.utils._python_dispatch import _disable_current_modes
 
+from . import _native
 from ._config import counters, verify_always
 from ._native import accumulation_dtype
-from .csr import Core, Csr, _index_dtype, _refuse_capture, capturing, state, unchanged
-from .functional_aggregate import aggregate
+from .csr import Core, Csr, _index_dtype, _refuse_capture, _rowptr, capturing, state, unchanged
+from .functional import _check_features
+from .functional_aggregate import aggregate, aggregate_unchecked, check_vector
 from .graph import Graph, check_weight
 
 
@@ -27,7 +30,8 @@ class Normalized(NamedTuple):
     """A normalised adjacency; its product with x is ``scale * (graph(weight) @ (scale * x)) + loop * x``.
 
     Attributes:
-        graph: the structure; where self loops were asked for, without any.
+        graph: the structure. Where self loops were asked for and there are weights, without any; without weights, with
+            those that it had, and `loop` is what is missing of them.
         weight: ``[E]`` edge weights in the graph's own edge order, or None for ones.
         scale: ``[N]`` factor of each node, or None for ones; float32, or float64 for float64, where `weight` is None.
         loop: ``[N]`` factor of a node's own features, or None for zeros.
@@ -57,35 +61,38 @@ class Normalized(NamedTuple):
         Returns:
             ``[N, F]``, differentiable any number of times.
         """
-        result = x.dtype if dtype is None else torch.promote_types(x.dtype, dtype)
+        result = x.dtype if dtype is None or dtype == x.dtype else torch.promote_types(x.dtype, dtype)
         if self.scale is not None and self.scale.requires_grad:
             scale = self.scale.unsqueeze(1)
             out = aggregate(self.graph, x.to(result) * scale, self.weight, policy=policy) * scale
             out = out if self.loop is None else out + self.loop.unsqueeze(1) * x
             return out if bias is None else out + bias
+        _check_features(self.graph, x, self.graph.num_src, "x", "source nodes")
+        if x.dim() != 2:
+            raise ValueError(f"x must have shape [num_nodes, features], got {list(x.shape)}")
+        if bias is not None:
+            check_vector(self.graph, bias, "bias", x.shape[1])
+            result = result if bias.dtype == result else torch.promote_types(result, bias.dtype)
         own = None if self.loop is None else x
-        return aggregate(
-            *(self.graph, x, self.weight),
-            src_scale=self.scale,
-            dst_scale=self.scale,
-            self_x=own,
-            self_scale=self.loop,
-            bias=bias,
-            dtype=result if bias is None else torch.promote_types(result, bias.dtype),
-            policy=policy,
+        scale = self.scale
+        return aggregate_unchecked(
+            self.graph, x, self.weight, "sum", own, self.loop, bias, scale, scale, result, policy
         )
 
     def as_edges(self, dtype: torch.dtype) -> tuple[Graph, Tensor]:
         """The same as a graph whose edges are all there is, self loops last, and ``[E]`` weights of `dtype`."""
-        graph, weight = self.graph, self.weight
+        graph, weight, loop = self.graph, self.weight, self.loop
+        if weight is None and loop is not None:
+            assert self.scale is not None
+            graph, loop = without_self_loops(graph).graph, self.scale * self.scale
         if self.scale is not None:
             src, dst = graph.edge_index()
             both = self.scale[src] * self.scale[dst]
             weight = both if weight is None else both * weight
         assert weight is not None
-        if self.loop is None:
+        if loop is None:
             return graph, weight.to(dtype)
-        return with_self_loops(graph), torch.cat([weight, self.loop.to(weight.dtype)]).to(dtype)
+        return with_self_loops(graph), torch.cat([weight, loop.to(weight.dtype)]).to(dtype)
 
 
 class SelfLoops(NamedTuple):
@@ -152,20 +159,23 @@ def _remove_loops(csr: Csr) -> tuple[Core | None, Tensor | None, Tensor | None]:
     """The graph without its self loops, or None where it has none (a core must not hold itself); kept and loop."""
     rows = csr.rows()
     is_loop = rows == csr.col
-    if not bool(is_loop.any()):
+    at = is_loop.nonzero().flatten()  # waits for the device, once more below
+    if at.shape[0] == 0:
         return None, None, None
     counters["graphs_built"] += 1
     n, device, dtype = csr.num_rows, csr.col.device, csr.col.dtype
-    at = is_loop.nonzero().flatten()
-    owner, ids = rows[at].long(), at if csr.perm is None else csr.perm[at].long()
-    del rows  # as long as the edges, like much of what follows
+    owner, ids = rows.index_select(0, at).long(), at if csr.perm is None else csr.perm.index_select(0, at).long()
     loop = torch.full((n,), -1, device=device).scatter_reduce_(0, owner, ids, "amax")
-    earlier = torch.bincount(owner, minlength=n).cumsum(0)
-    rowptr = csr.rowptr - torch.cat([earlier.new_zeros(1), earlier]).to(dtype)
-    mask = ~is_loop
-    keep = csr.in_caller_order(mask)
-    perm = None if csr.perm is None else (keep.cumsum(0) - 1)[csr.perm[mask]].to(dtype)
-    return Core(Csr(rowptr, csr.col[mask], perm, csr.num_cols)), keep.nonzero().flatten().to(dtype), loop
+    stays = ~is_loop
+    at = stays.nonzero().flatten()
+    rowptr = _rowptr(rows.index_select(0, at), n, dtype)
+    del rows, is_loop  # as long as the edges, like much of what follows
+    col = csr.col.index_select(0, at)
+    if csr.perm is None:
+        return Core(Csr(rowptr, col, None, csr.num_cols)), at.to(dtype), loop
+    keep = csr.in_caller_order(stays)
+    perm = (keep.cumsum(0) - 1).index_select(0, csr.perm.index_select(0, at)).to(dtype)
+    return Core(Csr(rowptr, col, perm, csr.num_cols)), keep.nonzero().flatten().to(dtype), loop
 
 
 def _prepare_loops(core: Core) -> bool:
@@ -181,10 +191,10 @@ def _add_loops(csr: Csr) -> Core:
     # A loop is the last edge of its row, so that nothing needs sorting.
     n, num_edges, device = min(csr.num_rows, csr.num_cols), csr.col.shape[0], csr.col.device
     dtype = _index_dtype(csr.num_rows, csr.num_cols, num_edges + n)
-    ids = torch.arange(num_edges, device=device) if csr.perm is None else csr.perm
-    nodes = torch.arange(n, device=device)
+    each, nodes = torch.arange(num_edges, device=device), torch.arange(n, device=device)
+    ids = each if csr.perm is None else csr.perm
     before = csr.rows().clamp(max=n)  # loops in earlier rows
-    at = torch.cat([torch.arange(num_edges, device=device) + before, csr.rowptr[1 : n + 1] + nodes])
+    at = torch.cat([each + before, csr.rowptr[1 : n + 1] + nodes])
     with_loops = torch.empty(num_edges + n, dtype=dtype, device=device)
     perm = torch.empty_like(with_loops)
     with_loops[at] = torch.cat([csr.col.to(dtype), nodes.to(dtype)])
@@ -264,12 +274,11 @@ def _folded(a: Normalized, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
 
 def _unweighted(graph: Graph, dtype: torch.dtype, add_self_loops: bool) -> Normalized:
     core, flipped, dtype = graph._core, graph._flipped, accumulation_dtype(dtype)
-    structure = without_self_loops(graph).graph if add_self_loops else graph
     # The name says all that the result depends on; a string, because torch.compile reads it.
     name = f"gcn{flipped:d}{add_self_loops:d}_{str(dtype)[6:]}"
     core.while_tracing(_prepare_gcn, flipped, dtype, add_self_loops, name)
     scale, loop = getattr(core.derived, name)
-    return Normalized(structure, None, scale, loop)
+    return Normalized(graph if graph._weight is None else graph.with_weight(None), None, scale, loop)
 
 
 def _prepare_gcn(core: Core, flipped: bool, dtype: torch.dtype, add_self_loops: bool, name: str) -> bool:
@@ -277,17 +286,20 @@ def _prepare_gcn(core: Core, flipped: bool, dtype: torch.dtype, add_self_loops: 
         _refuse_capture("gnn_spmm_plugin would have to normalise a graph")
         counters["norms_built"] += 1
         with _building():
-            without = core.derived.get("no_loops") if add_self_loops else None
-            structure = core if without is None or without[0] is None else without[0]
-            degree = structure.half(flipped).degree()
-            scale = _inverse_root((degree + 1 if add_self_loops else degree).to(dtype))
-            setattr(core.derived, name, (scale, scale * scale if add_self_loops else None))
+            csr = core.half(flipped)
+            scale, loop = _native.gcn_scales(csr.rowptr, csr.col, add_self_loops, dtype)
+            setattr(core.derived, name, (scale, loop if add_self_loops else None))
     return True
 
 
-@contextlib.contextmanager
-def _building() -> Iterator[None]:
+def _building() -> contextlib.AbstractContextManager[Any]:
     """For what is kept: plain tensors without gradients, whatever mode or functional transform is on meanwhile."""
+    modes = torch.is_inference_mode_enabled() or torch._C._len_torch_dispatch_stack() or _len_torch_function_stack()
+    return _out_of_modes() if modes or torch._C._are_functorch_transforms_active() else torch.no_grad()
+
+
+@contextlib.contextmanager
+def _out_of_modes() -> Iterator[None]:
     with _disable_current_modes(), outside_transforms(), torch.inference_mode(False), torch.no_grad():
         yield
 

@@ -453,6 +453,8 @@ def raw_arguments(device: str) -> dict[str, tuple[object, ...]]:
         "edge_softmax": (csr.rowptr, csr.perm, w),
         "edge_softmax_backward": (csr.rowptr, csr.perm, w, w),
         "from_coo": (g.edge_index()[1], g.edge_index()[0], 37, 37, False),
+        "inverse_degree": (csr.rowptr, torch.float32),
+        "gcn_scales": (csr.rowptr, csr.col, True, torch.float64),
         "transpose": (*g.edge_index().int().flip(0).unbind(), 37),
         "same_coo": (*g.edge_index().unbind(), *g.edge_index().int().unbind()),
     }
@@ -502,7 +504,8 @@ def _assert_free(name: str, i: int, j: int, arg: torch.Tensor, bad: torch.Tensor
     all_of_it = any_features and bad.is_floating_point()
     more_rows = same_kind and bad.shape[0] != arg.shape[0] and arg.shape[1:] == bad.shape[1:]
     any_heads = (name, i) == ("pair_score", 5) and bad.numel() == 4
-    any_index = (name, i, bad.dtype) == ("pcsr_spmm", 0, torch.int64)  # the format has a type of its own
+    # the format has a type of its own; and degrees are in rowptr alone
+    any_index = (name, i, bad.dtype) in {("pcsr_spmm", 0, torch.int64), ("inverse_degree", 0, torch.int64)}
     assert heads or all_of_it or any_heads or any_index or (more_rows and _rows_are_free(name, i)), (
         name,
         i,
@@ -533,6 +536,9 @@ def _rows_are_free(name: str, i: int) -> bool:
         ("edge_sum_dot", 4),
         ("edge_softmax", 0),
         ("edge_softmax_backward", 0),
+        ("inverse_degree", 0),
+        ("gcn_scales", 0),
+        ("gcn_scales", 1),
     }
 
 

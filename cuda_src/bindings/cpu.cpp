@@ -325,6 +325,30 @@ std::tuple<Tensor, Tensor, Tensor> transpose(const Tensor& dst, const Tensor& sr
   return {rowptr, col, perm};
 }
 
+void fill_row_scales(const CsrSizes& sizes, const Tensor& rowptr, const Tensor* col,
+                     ScalarType dtype, Tensor& scale, Tensor* own) {
+  cpu::row_scales({rowptr.const_data_ptr(), col ? col->const_data_ptr() : nullptr, sizes.rows,
+                   sizes.wide(), dtype == ScalarType::Double, col == nullptr,
+                   scale.mutable_data_ptr(), own ? own->mutable_data_ptr() : nullptr},
+                  parallel_for);
+}
+
+Tensor inverse_degree(const Tensor& rowptr, ScalarType dtype) {
+  const CsrSizes sizes = check_row_scales(rowptr, nullptr, dtype);
+  Tensor out = fast_empty(rowptr, {sizes.rows}, dtype);
+  fill_row_scales(sizes, rowptr, nullptr, dtype, out, nullptr);
+  return out;
+}
+
+std::tuple<Tensor, Tensor> gcn_scales(const Tensor& rowptr, const Tensor& col, bool loops,
+                                      ScalarType dtype) {
+  const CsrSizes sizes = check_row_scales(rowptr, &col, dtype);
+  Tensor scale = fast_empty(rowptr, {sizes.rows}, dtype);
+  Tensor own = fast_empty(rowptr, {loops ? sizes.rows : 0}, dtype);
+  fill_row_scales(sizes, rowptr, &col, dtype, scale, loops ? &own : nullptr);
+  return {scale, own};
+}
+
 bool same_coo(const Tensor& dst, const Tensor& src, const Tensor& own_dst, const Tensor& own_src) {
   check_same_coo(dst, src, own_dst, own_src);
   return cpu::same_indices(indices_of(dst), indices_of(own_dst), parallel_for) &&
@@ -355,6 +379,8 @@ STABLE_TORCH_LIBRARY_IMPL(gnn_spmm_plugin, CPU, m) {
   m.impl("_edge_sum_dot", TORCH_BOX(&gsp::edge_sum_dot));
   m.impl("_from_coo", TORCH_BOX(&gsp::from_coo));
   m.impl("_transpose", TORCH_BOX(&gsp::transpose));
+  m.impl("_inverse_degree", TORCH_BOX(&gsp::inverse_degree));
+  m.impl("_gcn_scales", TORCH_BOX(&gsp::gcn_scales));
   m.impl("_same_coo", TORCH_BOX(&gsp::same_coo));
 }
 

@@ -422,6 +422,7 @@ std::tuple<Tensor, Tensor> pair_gradient(const Tensor& rowptr, const Tensor& col
   Tensor out = fast_empty(a, {sizes.csr.rows, sizes.width}, sizes.type);
   Tensor out_att = fast_empty(a, {sizes.width}, accumulator_type(sizes.type));
   cuda::Pair p = pair_of(sizes, rowptr, col, perm, a, b, att, slope);
+  p.gradient = true;
   p.grad = grad.const_data_ptr();
   p.out = out.mutable_data_ptr();
   p.out_att = out_att.mutable_data_ptr();
@@ -607,6 +608,34 @@ std::tuple<Tensor, Tensor, Tensor> transpose(const Tensor& dst, const Tensor& sr
   return {rowptr, col, perm};
 }
 
+void fill_row_scales(const CsrSizes& sizes, const Tensor& rowptr, const Tensor* col,
+                     ScalarType dtype, Tensor& scale, Tensor* own) {
+  cuda::RowScales p{sizes.wide(), dtype == ScalarType::Double, col == nullptr};
+  p.rowptr = rowptr.const_data_ptr();
+  p.col = col != nullptr ? col->const_data_ptr() : nullptr;
+  p.rows = sizes.rows;
+  p.scale = scale.mutable_data_ptr();
+  p.own = own != nullptr ? own->mutable_data_ptr() : nullptr;
+  const Launch launch(rowptr);
+  launch.check("row_scales", cuda::row_scales(p, launch.stream()));
+}
+
+Tensor inverse_degree(const Tensor& rowptr, ScalarType dtype) {
+  const CsrSizes sizes = check_row_scales(rowptr, nullptr, dtype);
+  Tensor out = fast_empty(rowptr, {sizes.rows}, dtype);
+  fill_row_scales(sizes, rowptr, nullptr, dtype, out, nullptr);
+  return out;
+}
+
+std::tuple<Tensor, Tensor> gcn_scales(const Tensor& rowptr, const Tensor& col, bool loops,
+                                      ScalarType dtype) {
+  const CsrSizes sizes = check_row_scales(rowptr, &col, dtype);
+  Tensor scale = fast_empty(rowptr, {sizes.rows}, dtype);
+  Tensor own = fast_empty(rowptr, {loops ? sizes.rows : 0}, dtype);
+  fill_row_scales(sizes, rowptr, &col, dtype, scale, loops ? &own : nullptr);
+  return {scale, own};
+}
+
 bool same_coo(const Tensor& dst, const Tensor& src, const Tensor& own_dst, const Tensor& own_src) {
   check_same_coo(dst, src, own_dst, own_src);
   const Launch launch(dst);
@@ -683,6 +712,8 @@ STABLE_TORCH_LIBRARY_IMPL(gnn_spmm_plugin, CUDA, m) {
   m.impl("_edge_softmax_backward", TORCH_BOX(&edge_softmax_backward));
   m.impl("_from_coo", TORCH_BOX(&from_coo));
   m.impl("_transpose", TORCH_BOX(&transpose));
+  m.impl("_inverse_degree", TORCH_BOX(&inverse_degree));
+  m.impl("_gcn_scales", TORCH_BOX(&gcn_scales));
   m.impl("_same_coo", TORCH_BOX(&same_coo));
   m.impl("_speed_of_light", TORCH_BOX(&speed_of_light));
 }

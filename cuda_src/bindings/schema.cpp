@@ -7,7 +7,8 @@
 // x [N, F]: float32, float64, float16 or bfloat16; the columns of a row are adjacent, rows may have
 // any stride. weight [E] or [E, H], in row order, of x's dtype, contiguous; column f belongs to
 // head f / (F / H). self_x [M, F]: as x. src_scale [N], dst_scale [M], self_scale
-// [M] or [1], bias [F]: float32, or float64 where x is; contiguous. items, config: a
+// [M] (where it is 0, self_x is not looked at) or [1], bias [F]: float32, or float64 where x is;
+// contiguous. items, config: a
 // plan's data for CUDA, as are stage and sources (schedule.py); the CPU ignores them. Results are
 // contiguous. Sums are kept in float32 (float64 for float64) and rounded once.
 #include "common/check.h"
@@ -100,6 +101,12 @@ STABLE_TORCH_LIBRARY(gnn_spmm_plugin, m) {
       "-> (int, Tensor, Tensor, Tensor?, Tensor?, Tensor?)");
   // rowptr, col and perm of the transposed graph, from those copies.
   m.def("_transpose(Tensor dst, Tensor src, SymInt num_src) -> (Tensor, Tensor, Tensor)");
+  // 1 / max(entries of the row, 1), [rows] float32 or float64.
+  m.def("_inverse_degree(Tensor rowptr, ScalarType dtype) -> Tensor");
+  // Graph convolution, [rows] float32 or float64 each: scale = d^-1/2 of the entries d of a row, 0
+  // where there are none; with `loops` d counts one self loop in place of those that there are, and
+  // own = scale^2 * (1 - those), what is missing of it (else own is empty).
+  m.def("_gcn_scales(Tensor rowptr, Tensor col, bool loops, ScalarType dtype) -> (Tensor, Tensor)");
   // Whether an edge list still is what those copies were made from.
   m.def("_same_coo(Tensor dst, Tensor src, Tensor own_dst, Tensor own_src) -> bool");
   // For measurements, on CUDA alone: gathers the rows of x that col (int32) names, in runs of

@@ -503,6 +503,14 @@ inline bool check_transpose(const Tensor& dst, const Tensor& src, int64_t num_sr
   return wide;
 }
 
+// Factors of the rows of a CSR matrix, `col` null where only its degrees count.
+inline CsrSizes check_row_scales(const Tensor& rowptr, const Tensor* col, ScalarType dtype) {
+  STD_TORCH_CHECK(dtype == ScalarType::Float || dtype == ScalarType::Double, "dtype is ", dtype,
+                  ", expected float32 or float64");
+  return col == nullptr ? check_csr(rowptr, nullptr, std::nullopt, 0)
+                        : check_csr(rowptr, *col, std::nullopt);
+}
+
 inline int64_t check_same_coo(const Tensor& dst, const Tensor& src, const Tensor& own_dst,
                               const Tensor& own_src) {
   check_ends("dst", dst, "src", src);

@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "common/row_scale.h"
 #include "cpu/parallel.h"
 
 namespace gsp::cpu {
@@ -158,7 +159,33 @@ CooFacts check_and_copy(To to, From from, int64_t size, int64_t num_dst, int64_t
   return {first_bad < size ? first_bad.load() : -1, sorted};
 }
 
+template <typename Index, typename Scalar>
+void row_scales_as(const RowScales& p, ParallelFor parallel_for) {
+  const auto *rowptr = static_cast<const Index*>(p.rowptr), *col = static_cast<const Index*>(p.col);
+  auto *scale = static_cast<Scalar*>(p.scale), *own = static_cast<Scalar*>(p.own);
+  constexpr int64_t kRows = 1 << 12;
+  for_each(parallel_for, (p.rows + kRows - 1) / kRows, [&](int64_t c) {
+    for (int64_t row = c * kRows; row < std::min(p.rows, (c + 1) * kRows); ++row) {
+      const int64_t begin = rowptr[row], end = rowptr[row + 1];
+      const int64_t loops = own ? std::count(col + begin, col + end, static_cast<Index>(row)) : 0;
+      const RowScale<Scalar> found(p.inverse, own != nullptr, end - begin, loops);
+      scale[row] = found.scale;
+      if (own != nullptr) own[row] = found.own;
+    }
+  });
+}
+
 }  // namespace
+
+void row_scales(const RowScales& p, ParallelFor parallel_for) {
+  if (p.wide) {
+    p.precise ? row_scales_as<int64_t, double>(p, parallel_for)
+              : row_scales_as<int64_t, float>(p, parallel_for);
+  } else {
+    p.precise ? row_scales_as<int32_t, double>(p, parallel_for)
+              : row_scales_as<int32_t, float>(p, parallel_for);
+  }
+}
 
 CooFacts check_coo(const Indices& dst, const Indices& src, int64_t num_dst, int64_t num_src,
                    void* own_dst, void* own_src, bool wide, ParallelFor parallel_for) {

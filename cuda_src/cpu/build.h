@@ -41,6 +41,18 @@ void group(const Grouping& grouping, ParallelFor parallel_for);
 void find_rowptr(const void* key, int64_t edges, int64_t rows, void* rowptr, bool wide,
                  ParallelFor parallel_for);
 
+// _inverse_degree of bindings/schema.cpp, which needs no col, or _gcn_scales, whose own is null
+// unless there are to be loops. All indices int64 where `wide`, all results double where `precise`.
+struct RowScales {
+  const void* rowptr = nullptr;
+  const void* col = nullptr;
+  int64_t rows = 0;
+  bool wide = false, precise = false, inverse = false;
+  void* scale = nullptr;
+  void* own = nullptr;
+};
+void row_scales(const RowScales& p, ParallelFor parallel_for);
+
 // Whether two vectors of one length hold the same numbers.
 bool same_indices(const Indices& a, const Indices& b, ParallelFor parallel_for);
 

@@ -177,7 +177,9 @@ struct SumMessage : MessageBase {
     if (p.self.data != nullptr) {
       const T* own = static_cast<const T*>(p.self.data) + row * p.self.stride + column;
       const auto* scale = static_cast<const Scalar*>(p.self_scale);
-      value += (scale ? scale[p.self_scale_by_row ? row : 0] : 1) * load<B::kLanes>(own);
+      const Scalar by = scale ? scale[p.self_scale_by_row ? row : 0] : 1;
+      // What a row's edges say already has no part in it, be it infinite.
+      if (by != 0 || !p.self_scale_by_row) value += by * load<B::kLanes>(own);
     }
     if (p.bias != nullptr) value += load<B::kLanes>(static_cast<const Scalar*>(p.bias) + column);
     if (p.relu) value = value <= 0 ? typename B::Value{} : value;  // NaN stays

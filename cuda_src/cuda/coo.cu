@@ -40,6 +40,13 @@ void check(const CheckCoo& p, cudaStream_t stream) {
              p.grouping ? Counts(*p.grouping).rank : nullptr);
 }
 
+template <typename Index, typename Scalar>
+void scales_as(const RowScales& p, cudaStream_t stream) {
+  GSP_LAUNCH((row_scales<Index, Scalar>), blocks_of(p.rows * 32), stream,
+             static_cast<const Index*>(p.rowptr), static_cast<const Index*>(p.col), p.rows,
+             p.inverse, static_cast<Scalar*>(p.scale), static_cast<Scalar*>(p.own));
+}
+
 template <typename A, typename B>
 void compare_as(const Compare& p, cudaStream_t stream) {
   GSP_LAUNCH((compare<A, B>), some_blocks(p.size), stream, static_cast<const A*>(p.a),
@@ -83,6 +90,16 @@ cudaError_t find_rowptr(bool wide_index, const void* key, int64_t edges, int64_t
   } else {
     GSP_LAUNCH((find_rowptr<int>), blocks_of(rows + 1), stream, static_cast<const int*>(key), edges,
                rows, static_cast<int*>(rowptr));
+  }
+  return cudaGetLastError();
+}
+
+cudaError_t row_scales(const RowScales& p, cudaStream_t stream) {
+  if (p.rows == 0) return cudaSuccess;
+  if (p.wide_index) {
+    p.precise ? scales_as<int64_t, double>(p, stream) : scales_as<int64_t, float>(p, stream);
+  } else {
+    p.precise ? scales_as<int, double>(p, stream) : scales_as<int, float>(p, stream);
   }
   return cudaGetLastError();
 }

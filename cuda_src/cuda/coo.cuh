@@ -2,6 +2,7 @@
 // edges of small graphs by counting.
 #pragma once
 
+#include "common/row_scale.h"
 #include "cuda/device.cuh"
 
 namespace gsp::cuda {
@@ -61,6 +62,27 @@ __global__ void __launch_bounds__(kThreads)
     }
   }
   rowptr[row] = Index(low);
+}
+
+// A warp for each row; see RowScales.
+template <typename Index, typename Scalar>
+__global__ void __launch_bounds__(kThreads)
+    row_scales(const Index* rowptr, const Index* col, int64_t rows, bool inverse, Scalar* scale,
+               Scalar* own) {
+  const int64_t row = (int64_t(blockIdx.x) * kThreads + threadIdx.x) >> 5;
+  const int lane = int(threadIdx.x) & 31;
+  if (row >= rows) return;
+  const int64_t begin = rowptr[row], end = rowptr[row + 1];
+  int64_t loops = 0;
+  if (own != nullptr) {
+    for (int64_t j = begin + lane; j < end; j += 32) loops += int64_t(col[j]) == row;
+#pragma unroll
+    for (int d = 16; d > 0; d /= 2) loops += __shfl_xor_sync(kFullMask, loops, d);
+  }
+  if (lane != 0) return;
+  const RowScale<Scalar> found(inverse, own != nullptr, end - begin, loops);
+  scale[row] = found.scale;
+  if (own != nullptr) own[row] = found.own;
 }
 
 // ---- Grouping by counting. Edges find places within their row in any order, then each row is put

@@ -107,7 +107,8 @@ __device__ __forceinline__ void finish_sum(const Epilogue<T>& e, int64_t row, in
   }
   if (e.mean) divide_all(v, unsigned(length > 1 ? length : 1));
   if (e.dst_scale != nullptr) multiply_all(v, dst_scale);
-  if (e.self != nullptr) {
+  // What a row's edges say already has no part in it, be it infinite.
+  if (e.self != nullptr && !(e.self_scale_by_row && self_scale == Acc(0))) {
 #pragma unroll
     for (int i = 0; i < kVec; ++i) v[i] = multiply_add(widen<T>(self.v[i]), self_scale, v[i]);
   }

@@ -133,6 +133,7 @@ cudaError_t edge_dot(EdgeOp op, const EdgeDot& p, cudaStream_t stream);
 struct Pair {
   Dtype dtype;
   bool wide_index;
+  bool gradient = false;  // of the scores, else these themselves
   const void* rowptr = nullptr;
   const void* col = nullptr;
   const void* perm = nullptr;
@@ -232,6 +233,21 @@ cudaError_t compare(const Compare& p, cudaStream_t stream);
 // rowptr [rows + 1] of keys that never decrease.
 cudaError_t find_rowptr(bool wide_index, const void* key, int64_t edges, int64_t rows, void* rowptr,
                         cudaStream_t stream);
+
+// Factors of the rows of a CSR matrix: _inverse_degree of bindings/schema.cpp, which needs no
+// `col`, or _gcn_scales, whose `own` is null unless there are to be loops.
+struct RowScales {
+  bool wide_index;
+  bool precise;  // results are double
+  bool inverse;
+  const void* rowptr = nullptr;
+  const void* col = nullptr;
+  int64_t rows = 0;
+  void* scale = nullptr;
+  void* own = nullptr;
+};
+
+cudaError_t row_scales(const RowScales& p, cudaStream_t stream);
 
 // Gathers of the rows of x that col names, in that order, with no row structure at all; the limit
 // that products are measured against (speed_of_light.cuh).

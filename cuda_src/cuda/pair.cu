@@ -24,7 +24,7 @@ static PairGeometry geometry_of(const Pair& p) {
   const int vec = vector_of(p);
   const auto lanes_for = [](int64_t vectors) { return log2_ceil(vectors < 32 ? vectors : 32); };
   PairGeometry g{};
-  if (p.grad == nullptr) {
+  if (!p.gradient) {
     g.log_head = lanes_for(divide_up(p.width / p.heads, vec));
     const int64_t fit = 32 >> g.log_head;
     g.log_lanes = g.log_head + log2_ceil(p.heads < fit ? p.heads : fit);
@@ -74,7 +74,7 @@ static cudaError_t launch(const Pair& p, cudaStream_t stream) {
   a.run = g.run;
   a.blocks = g.blocks;
   const dim3 grid(unsigned(g.blocks), unsigned(g.passes));
-  if (p.grad == nullptr) {
+  if (!p.gradient) {
     GSP_LAUNCH((pair_score<T, Index, kVec>), grid, stream, a);
     return cudaGetLastError();
   }
@@ -98,7 +98,7 @@ static cudaError_t run(const Pair& p, cudaStream_t stream) {
 }
 
 cudaError_t pair(const Pair& p, cudaStream_t stream) {
-  if (p.grad != nullptr) {  // rows without edges
+  if (p.gradient) {  // rows without edges
     if (p.width == 0) return cudaSuccess;
     const int64_t sum_size = p.dtype == Dtype::kFloat64 ? 8 : 4;
     cudaError_t error =

@@ -288,6 +288,59 @@ void test_grouping() {
       8);
 }
 
+// ---- Factors of rows
+
+template <typename Index, typename Scalar>
+void check_row_scales(int64_t rows) {
+  Buffer<Index> rowptr{size_t(rows + 1)};
+  std::vector<Index> columns;
+  for (int64_t r = 0; r < rows; ++r) {
+    rowptr[r] = Index(columns.size());
+    const int length = r == 5 ? 3000 : below(4) * below(30);
+    for (int i = 0; i < length; ++i)
+      columns.push_back(Index(i % 7 == r % 9 ? r : below(int(rows))));
+  }
+  rowptr[rows] = Index(columns.size());
+  Buffer<Index> col(columns.size());
+  std::copy(columns.begin(), columns.end(), col.data());
+  for (const int kind : {0, 1, 2}) {  // inverse degrees; of graph convolutions without loops, with
+    Buffer<Scalar> scale(size_t(rows), 1, kUnwritten), own(size_t(rows), 1, kUnwritten);
+    RowScales p{sizeof(Index) == 8, sizeof(Scalar) == 8, kind == 0};
+    p.rowptr = rowptr.data();
+    p.col = kind == 0 ? nullptr : col.data();
+    p.rows = rows;
+    p.scale = scale.data();
+    p.own = kind == 2 ? own.data() : nullptr;
+    expect(row_scales(p, nullptr) == cudaSuccess, "row_scales: the launch failed");
+    for (int64_t r = 0; r < rows; ++r) {
+      const double degree = double(rowptr[r + 1] - rowptr[r]);
+      double loops = 0;
+      for (auto j = rowptr[r]; j < rowptr[r + 1]; ++j) loops += col[j] == r;
+      const double counted = kind == 2 ? degree - loops + 1 : degree;
+      const double expected = kind == 0     ? 1 / std::max(degree, 1.0)
+                              : counted > 0 ? 1 / std::sqrt(counted)
+                                            : 0;
+      const double least = sizeof(Scalar) == 8 ? 1e-15 : 1e-7;
+      expect(std::abs(scale[r] - expected) <= least, "row_scales %d: row %d", kind, int(r));
+      if (kind != 2) continue;
+      expect(std::abs(own[r] - expected * expected * (1 - loops)) <= 4 * least * (1 + loops),
+             "row_scales: own of row %d", int(r));
+      expect(loops != 1 || own[r] == 0, "row_scales: row %d has its loop", int(r));
+    }
+  }
+}
+
+void test_row_scales() {
+  for (const emu::Order order : kOrders) {
+    emu::order = order;
+    check_row_scales<int, float>(300);
+    check_row_scales<int, double>(9);
+    check_row_scales<int64_t, float>(33);
+    check_row_scales<int64_t, double>(65);
+  }
+  emu::order = emu::Order::kForward;
+}
+
 void test_limits() {
   Grouping p{false};
   p.edges = p.rows = kMaxCounted;
@@ -314,6 +367,7 @@ int main() {
   test_compare();
   test_grouping();
   test_parts();
+  test_row_scales();
   test_limits();
   return checks::finish();
 }

@@ -60,6 +60,7 @@ void check_pair(const char* name, const Shape& shape, bool perm,
   for (const emu::Order order : kOrders) {
     emu::order = order;
     auto out = std::make_unique<Buffer<T>>(size_t(g.edges * heads), 0, kUnwritten);
+    p.gradient = false;
     p.grad = nullptr;
     p.out = out->data();
     expect(pair(p, nullptr) == cudaSuccess, "%s: the launch failed", name);
@@ -68,6 +69,7 @@ void check_pair(const char* name, const Shape& shape, bool perm,
 
     out = std::make_unique<Buffer<T>>(size_t(g.rows * width), 0, kUnwritten);
     auto out_att = std::make_unique<Buffer<acc_t<T>>>(size_t(width), 0, kUnwritten);
+    p.gradient = true;
     p.grad = grad.data.data();
     p.out = out->data();
     p.out_att = out_att->data();

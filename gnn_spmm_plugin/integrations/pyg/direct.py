@@ -25,9 +25,9 @@ from torch_geometric.nn.conv import GCNConv, GINConv, GraphConv, SAGEConv, gcn_c
 from torch_geometric.nn.dense.linear import Linear
 
 from ... import _native
-from ...cache import graph_of
+from ...cache import graph_of_edge_index
 from ...functional import spmm
-from ...functional_aggregate import aggregate as aggregate_and_add
+from ...functional_aggregate import aggregate_unchecked
 from ...functional_edge_index import spmm_edge_index
 from ...graph import Graph
 from ...kernels import DTYPES
@@ -127,7 +127,7 @@ def _place(layer: Any, edge_index: Tensor, num_src: int, num_dst: int) -> _Place
     graph = None
     if not torch.compiler.is_compiling():
         try:
-            graph = graph_of(edge_index[int(not reverse)], edge_index[int(reverse)], num_dst, num_src)
+            graph = graph_of_edge_index(edge_index, num_dst, num_src, reverse)
         except IndexError:
             return None
     return _Place(graph, edge_index, num_src, num_dst, reverse)
@@ -157,20 +157,16 @@ def _sum(
         if self_x is not None:
             out = out + (self_x if self_scale is None else self_scale * self_x)
         return out if bias is None else out + bias
-    return aggregate_and_add(
-        *(place.graph, x, weight, reduce),
-        self_x=self_x,
-        self_scale=self_scale,
-        bias=bias,
-        dtype=_promoted(x, weight, self_x, self_scale, bias),
-        policy=aggregate.policy(),
-    )
+    dtype = _promoted(x, weight, self_x, self_scale, bias)
+    policy = aggregate.policy()
+    return aggregate_unchecked(place.graph, x, weight, reduce, self_x, self_scale, bias, None, None, dtype, policy)
 
 
 def _promoted(x: Tensor, *others: Tensor | None) -> torch.dtype:
     dtype = x.dtype
     for t in others:
-        dtype = dtype if t is None else torch.promote_types(dtype, t.dtype)
+        if t is not None and t.dtype != dtype:
+            dtype = torch.promote_types(dtype, t.dtype)
     return dtype
 
 
@@ -233,8 +229,9 @@ def _pair(layer: Any, x: Any, edge_index: Any, weight: Any, size: Any) -> tuple[
     if type(pair) not in (tuple, list) or len(pair) != 2 or not _features(pair[0]):
         return None
     source, own = pair
-    if own is not None and (type(own) not in PLAIN or own.dim() != 2 or own.device != source.device):
-        return None
+    if own is not None and own is not source:
+        if type(own) not in PLAIN or own.dim() != 2 or own.device != source.device or own.layout != torch.strided:
+            return None
     if not _edges(edge_index, weight, source) or not _unchanged(layer):
         return None
     sizes = [None, None] if size is None else list(size)

@@ -95,8 +95,10 @@ _exchanged: list[tuple[dict[str, Any], str, Any]] = []  # (globals of a module, 
 
 def adopt(cls: type) -> None:
     """Puts what stands in place of PyG's function where the methods of a layer class that is not PyG's look it up."""
+    if cls in _adopted:
+        return
     wrapper = exchange.replacement(pyg_softmax)
-    if cls in _adopted or wrapper is None:
+    if wrapper is None:
         return
     _adopted[cls] = None
     for base in cls.__mro__:
