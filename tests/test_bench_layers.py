@@ -33,6 +33,11 @@ def test_rows_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     names = ["GCNConv", "GINEConv", "RGCNConv", "GATConv", "CGConv", "HeteroConv"]
     path = tmp_path / "layers.csv"
     assert main(["--layers", *names, *SMALL, "--csv", str(path)]) == 0
+    table = capsys.readouterr().out.splitlines()
+    assert [line.split("|")[1].strip() for line in table[2:]] == names
+    assert main(["--table", str(path), str(path)]) == 0
+    both = capsys.readouterr().out.splitlines()
+    assert [line.count("|") for line in both] == [8] * len(table)  # a column more
     rows = {row["layer"]: row for row in rows_of(path)}
     assert list(rows) == names and list(rows["GCNConv"]) == list(COLUMNS)
     for name, row in rows.items():
@@ -44,8 +49,6 @@ def test_rows_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         "not",
     ]
     assert rows["GINEConv"]["ops"] == "sum of relu(x + e)" and "cat needs" in rows["CGConv"]["reasons"]
-    table = capsys.readouterr().out.splitlines()
-    assert [line.split("|")[1].strip() for line in table[2:]] == names
 
 
 def test_layers_that_compute_something_else_are_found(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import csv
 import gc
 import statistics
 import sys
@@ -276,17 +277,25 @@ COLUMNS = (
 ).split()
 
 
-def markdown(rows: list[dict[str, Any]]) -> str:
-    """The table of ``docs/pyg.md``."""
-    lines = ["| layer | fused | operations | times as fast | memory | why not |", "|---|---|---|---|---|---|"]
-    for row in rows:
-        if "speedup" not in row:
-            lines.append(f"| {row['layer']} | {row['status']} | | | | |")
-            continue
-        memory = f"{row['peak_bytes'] / row['stock_peak_bytes']:.0%}" if row["stock_peak_bytes"] else ""
-        cells = (row["layer"], row["status"], row["ops"], f"{row['speedup']:.2f}", memory, row["reasons"])
+def markdown(tables: list[list[dict[str, Any]]]) -> str:
+    """The table of ``docs/pyg.md``: how much faster on each device, and the share of memory on the last."""
+    devices = [next((str(row["device"]) for row in rows if row.get("device")), "?") for rows in tables]
+    head = ["layer", "fused", "operations", *(f"times, {device}" for device in devices), "memory", "why not"]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    others = [{row["layer"]: row for row in rows} for rows in tables]
+    for row in tables[0]:
+        same = [rows.get(row["layer"], {}) for rows in others]
+        times = [f"{float(r['speedup']):.2f}" if r.get("speedup") else "" for r in same]
+        last = next((r for r in reversed(same) if r.get("stock_peak_bytes")), None)
+        memory = "" if last is None else f"{float(last['peak_bytes']) / float(last['stock_peak_bytes']):.0%}"
+        cells = [row["layer"], row["status"], row.get("ops", ""), *times, memory, row.get("reasons", "")]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _read(path: str) -> list[dict[str, Any]]:
+    with open(path, encoding="utf-8") as f:
+        return list(csv.DictReader(line for line in f if not line.startswith("#")))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -299,7 +308,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--csv", metavar="FILE")
+    parser.add_argument("--table", nargs="+", metavar="CSV", help="instead: print the table of such files")
     options = parser.parse_args(arguments)
+    if options.table:
+        print(markdown([_read(path) for path in options.table]))
+        return 0
     everything = layers()
     unknown = [name for name in options.layers or () if name not in everything]
     if unknown:
@@ -318,7 +331,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(" ".join(str(v) for v in said.values()), file=sys.stderr, flush=True)
             if options.csv:  # each time: an interrupted run has measured something too
                 write_table(options.csv, COLUMNS, rows, command)
-    print(markdown(rows))
+    print(markdown([rows]))
     wrong = [row["layer"] for row in rows if row.get("error", 0.0) > 1e-8]
     if wrong:
         print(f"other results than stock: {', '.join(wrong)}", file=sys.stderr)
