@@ -108,7 +108,7 @@ def _hides_grad(a: Tensor, b: Tensor | None = None) -> bool:
     That is ``is_grads_batched``, or vmap around ``torch.autograd.grad``, with ``create_graph``. The wrappers of such
     gradients say that they need none, and what an operator makes of them has none: plain torch has to do it.
     """
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+    if not torch.is_grad_enabled() or torch.compiler.is_compiling():
         return False
     return _is_batched(a) or (b is not None and _is_batched(b)) or _transformed()
 
@@ -199,6 +199,8 @@ def _sum_raw(
     if p.pcsr is not None:
         return p.pcsr.product(csr.rowptr, weight, x, src_scale, dst_scale, mean, *end)
     w = None if weight is None else csr.in_row_order(weight)
+    if p.mode == "cold":
+        return _native.spmm(csr.rowptr, csr.col, w, x, src_scale, dst_scale, None, p.config, mean, *end)  # type: ignore[no-any-return]
     warm = p.items is not None or (p.mode == "warm" and x.is_cuda)
     if warm and w is None and src_scale is not None and src_scale.dtype == x.dtype:  # half features would round it
         if x.is_cuda and _scales_rows_first(csr, x):
@@ -405,7 +407,8 @@ def _split_gradients(
     count = _native.spmm_tie_count(csr.rowptr, csr.col, w, x, out, p.items, p.config)
     if zero_wins:
         count += out == 0
-    share = (grad / count.clamp_(min=1)).to(x.dtype)
+    share = grad / count  # 0 winners has a row without edges, whose share nobody asks for
+    share = share if share.dtype == x.dtype else share.to(x.dtype)
     grad_x = grad_weight = None
     if needs[0]:
         other, q, w_other = _operands(core, not flipped, weight)

@@ -125,9 +125,8 @@ def aggregate_unchecked(
     relu: bool = False,
 ) -> Tensor:
     """`aggregate` for callers that know that their arguments fit: of a small graph, to see that is half of its time."""
-    own = self_x is x
-    compute = x.dtype
-    for other in (weight, self_x):
+    own, compute = self_x is x, x.dtype
+    for other in () if own and weight is None else (weight, self_x):
         if other is not None and other.dtype != compute:
             compute = torch.promote_types(compute, other.dtype)
     result = compute if dtype is None else dtype
@@ -139,9 +138,13 @@ def aggregate_unchecked(
         self_x = x if own else self_x.to(compute)
     if weight is not None and weight.dtype != compute:
         weight = weight.to(compute)
-    acc = accumulation_dtype(compute)
-    src_scale, dst_scale = _vector(src_scale, acc), _vector(dst_scale, acc)
-    self_scale, bias = _vector(self_scale, acc), _vector(bias, acc)
+    acc = torch.float64 if compute == torch.float64 else torch.float32
+    if src_scale is not None or dst_scale is not None:
+        src_scale, dst_scale = _vector(src_scale, acc), _vector(dst_scale, acc)
+    if self_scale is not None:
+        self_scale = _vector(self_scale, acc)
+    if bias is not None:
+        bias = _vector(bias, acc)
     if dst_scale is not None and dst_scale is src_scale and torch.compiler.is_compiling():
         dst_scale = dst_scale.view_as(dst_scale)  # dynamo wants no tensor twice
     given = x, weight, None if own else self_x, self_scale, bias, src_scale, dst_scale
@@ -204,13 +207,16 @@ class _Form(NamedTuple):
 def _aggregate(form: _Form, given: _Given) -> Tensor:
     if not torch.is_grad_enabled():  # as in most backwards
         return _aggregate_raw(form, given)
-    if _hides_grad(given[0], given[1]):
+    compiling = torch.compiler.is_compiling()
+    if not compiling and _hides_grad(given[0], given[1]):
         return _plain(form, given)
     for t in given:
         if t is not None and t.requires_grad:
-            if torch.compiler.is_compiling():
+            if compiling:
                 return _Aggregate.apply(form, *given)  # type: ignore[no-any-return]
-            return _apply_aggregate(form, *[None if t is None else _unwrap(t) for t in given])
+            x, weight, own, *rest = given  # a transform's left-overs are features, or made of them; the rest is ours
+            weight, own = None if weight is None else _unwrap(weight), None if own is None else _unwrap(own)
+            return _apply_aggregate(form, _unwrap(x), weight, own, *rest)
     return _aggregate_raw(form, given)
 
 

@@ -269,9 +269,10 @@ def default_plan(core: Core, csr: Csr) -> Plan:
     Under ``torch.use_deterministic_algorithms(True)`` it is warm from the first use on, or stays what it was then.
     """
     current: Plan | None = csr.plan
+    uses = csr.uses
     # An upgrade may change last digits. Whoever asks torch for determinism keeps the plan of the first use.
-    pinned = torch.are_deterministic_algorithms_enabled()
-    ripe = core.warm or csr.uses >= WARM_AFTER - 1
+    pinned = torch._C._get_deterministic_algorithms()
+    ripe = core.warm or uses >= WARM_AFTER - 1
     if current is not None and (current.mode == "warm" or pinned or not ripe):
         if current.mode == "warm" and not (current.settled or pinned):
             current = _schedule_at_last(csr, current)

@@ -65,6 +65,9 @@ def _variants(device: str) -> Iterator[tuple[str, tuple[object, ...]]]:
         ]
         if name in ("spmm", "row_sum", "spmm_arg", "sddmm") or name.startswith("edge_sum"):
             yield name, tuple(strided)
+    rowptr, col, *_ = base["gcn_scales"]
+    yield "inverse_degree", (rowptr.long(), torch.float64)
+    yield "gcn_scales", (rowptr, col, False, torch.float32)
     dst, src, *sizes = base["from_coo"]
     order = dst.argsort(stable=True)  # of which less is returned
     yield "from_coo", (dst[order], src[order], *sizes)

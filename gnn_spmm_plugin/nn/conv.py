@@ -301,11 +301,14 @@ _own_propagate = SpMMConv.propagate
 
 def swaps(lin: Any, x: Tensor) -> bool:
     """Whether nobody can tell if the linear layer `lin` comes before the product with a graph or after it."""
-    if type(lin) is not Linear or isinstance(lin.weight, UninitializedParameter) or x.dim() != 2:
+    if type(lin) is not Linear or x.dim() != 2:
+        return False
+    weight = lin.weight
+    if isinstance(weight, UninitializedParameter) or weight.dtype != x.dtype:
         return False
     if lin._forward_hooks or lin._forward_pre_hooks or lin._backward_hooks or lin._backward_pre_hooks:
         return False
-    if "forward" in lin.__dict__ or lin.weight.dtype != x.dtype:
+    if "forward" in lin.__dict__:
         return False
     return not torch.is_autocast_enabled(x.device.type)
 
@@ -315,11 +318,11 @@ def transforms_first(lin: Any, x: Tensor) -> bool:
 
     What comes out of `lin` has a gradient in training, what goes in perhaps not.
     """
-    width_out, width_in = lin.weight.shape
-    training = torch.is_grad_enabled()
-    before = width_in * (2 if training and x.requires_grad else 1)
-    after = width_out * (2 if training and (x.requires_grad or lin.weight.requires_grad) else 1)
-    return bool(after <= before)
+    weight = lin.weight
+    width_out, width_in = weight.shape
+    if torch.is_grad_enabled() and not x.requires_grad and weight.requires_grad:
+        width_out *= 2
+    return bool(width_out <= width_in)
 
 
 def _set_size(size: list[int | None], side: int, rows: int) -> None:

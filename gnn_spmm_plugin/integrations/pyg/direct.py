@@ -225,25 +225,30 @@ def _cached(layer: Any, x: Tensor, edge_index: Tensor, edge_weight: Tensor | Non
 
 def _pair(layer: Any, x: Any, edge_index: Any, weight: Any, size: Any) -> tuple[Any, Any, _Place] | None:
     """(source features, a node's own or None, place) of a layer for bipartite graphs; None: leave it to PyG."""
-    pair = (x, x) if isinstance(x, Tensor) else x
-    if type(pair) not in (tuple, list) or len(pair) != 2 or not _features(pair[0]):
+    if isinstance(x, Tensor):
+        source = own = x
+    elif type(x) in (tuple, list) and len(x) == 2:
+        source, own = x
+    else:
         return None
-    source, own = pair
-    if own is not None and own is not source:
-        if type(own) not in PLAIN or own.dim() != 2 or own.device != source.device or own.layout != torch.strided:
+    if not _features(source) or not _edges(edge_index, weight, source) or not _unchanged(layer):
+        return None
+    num_src = num_dst = source.shape[0]
+    if own is not source or size is not None:
+        if own is not None and (type(own) not in PLAIN or own.dim() != 2 or own.device != source.device):
             return None
-    if not _edges(edge_index, weight, source) or not _unchanged(layer):
-        return None
-    sizes = [None, None] if size is None else list(size)
-    if len(sizes) != 2:
-        return None
-    for side, t in enumerate((source, own)):
-        if t is not None and sizes[side] not in (None, t.shape[0]):
+        if own is not None and own.layout != torch.strided:
             return None
-        sizes[side] = sizes[side] if t is None else t.shape[0]
-    i = int(layer.flow == "source_to_target")
-    num_dst = sizes[1 - i] if sizes[i] is None else sizes[i]
-    place = _place(layer, edge_index, source.shape[0], num_dst)  # type: ignore[arg-type]
+        sizes = [None, None] if size is None else list(size)
+        if len(sizes) != 2:
+            return None
+        for side, t in enumerate((source, own)):
+            if t is not None and sizes[side] not in (None, t.shape[0]):
+                return None
+            sizes[side] = sizes[side] if t is None else t.shape[0]
+        i = int(layer.flow == "source_to_target")
+        num_dst = sizes[1 - i] if sizes[i] is None else sizes[i]  # type: ignore[assignment]
+    place = _place(layer, edge_index, num_src, num_dst)
     return None if place is None else (source, own, place)
 
 
@@ -289,11 +294,11 @@ def _two_linear(layer: Any, x: Any, edge_index: Any, weight: Any, size: Any, bef
     name = reduce
     free = reduce in ("sum", "mean") and swaps(lin, source) and _promoted(source, weight) == source.dtype
     if free and transforms_first(lin, source):
-        h = F.linear(source, lin.weight)
+        h, bias = F.linear(source, lin.weight), lin.bias
         added = None if root is None or own is None else root(own)
         inside = added if added is not None and added.shape == (place.num_dst, h.shape[1]) else None
-        out: Any = _sum(place, h, weight, reduce, inside, bias=lin.bias)
-        name += ("" if inside is None else " + root") + ("" if lin.bias is None else " + bias")
+        out: Any = _sum(place, h, weight, reduce, inside, bias=bias)
+        name += ("" if inside is None else " + root") + ("" if bias is None else " + bias")
         added = added if inside is None else None
     else:
         tie = aggregate.tie_rule(source, source.requires_grad or (weight is not None and weight.requires_grad))

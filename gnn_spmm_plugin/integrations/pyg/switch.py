@@ -67,9 +67,9 @@ def _running() -> Record | None:
 
 def _adapts(layer: Any) -> bool:
     """Whether `layer` may run as a whole: unlike the lazy gather, also while torch.compile traces it."""
-    if torch.compiler.is_compiling():
-        return active(layer) and not _exporting()
-    return active(layer) and not _host_only()
+    if not active(layer):
+        return False
+    return not _exporting() if torch.compiler.is_compiling() else not _transformed()
 
 
 def _exporting() -> bool:
@@ -79,9 +79,12 @@ def _exporting() -> bool:
 
 def _host_only() -> bool:
     """Whether something records or transforms the operations, so that they must be PyG's own."""
+    return torch.compiler.is_compiling() or _transformed()  # the former also while exporting
+
+
+def _transformed() -> bool:
     return (
-        torch.compiler.is_compiling()  # also while exporting
-        or torch._C._is_tracing()
+        torch._C._is_tracing()
         or torch._C._are_functorch_transforms_active()
         or torch.autograd.forward_ad._current_level >= 0
     )
