@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.overrides import _len_torch_function_stack
+from torch.overrides import _len_torch_function_stack  # type: ignore[attr-defined]
 from torch.utils._python_dispatch import _disable_current_modes
 
 from . import _native
@@ -73,11 +73,8 @@ class Normalized(NamedTuple):
         if bias is not None:
             check_vector(self.graph, bias, "bias", x.shape[1])
             result = result if bias.dtype == result else torch.promote_types(result, bias.dtype)
-        own = None if self.loop is None else x
-        scale = self.scale
-        return aggregate_unchecked(
-            self.graph, x, self.weight, "sum", own, self.loop, bias, scale, scale, result, policy
-        )
+        own, scales = None if self.loop is None else x, (self.scale, self.scale)
+        return aggregate_unchecked(self.graph, x, self.weight, "sum", own, self.loop, bias, *scales, result, policy)
 
     def as_edges(self, dtype: torch.dtype) -> tuple[Graph, Tensor]:
         """The same as a graph whose edges are all there is, self loops last, and ``[E]`` weights of `dtype`."""
