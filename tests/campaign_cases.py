@@ -456,8 +456,8 @@ def case_edge_index(d: Draw) -> None:
         src, dst = index[int(reverse)], index[int(not reverse)]
         now = gsp.Graph.from_edge_index(torch.stack([src, dst]).clone(), (e.num_src, e.num_dst))
         wanted = expect_spmm(now, x, w, up, reduce)
-        close(out.detach(), wanted.out)
-        close(got[0], wanted.grad_x, 2)
+        close(out.detach(), wanted.out, terms=longest(now))
+        close(got[0], wanted.grad_x, 2, longest(now.T))
         if wanted.grad_weight is not None:
             close(got[1], wanted.grad_weight, 3)
         if not index.numel():
