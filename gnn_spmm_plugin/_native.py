@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import struct
 from typing import Any
 
 import torch
@@ -19,7 +20,8 @@ NAMESPACE = "gnn_spmm_plugin"
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _OPS = (
     "spmm row_sum pcsr_spmm spmm_arg spmm_arg_backward spmm_tie_count spmm_tie_backward sddmm sddmm_arg sddmm_tie "
-    "pair_score pair_gradient edge_softmax edge_softmax_backward from_coo transpose inverse_degree gcn_scales same_coo"
+    "pair_score pair_gradient edge_sum edge_sum_backward edge_sum_dot edge_softmax edge_softmax_backward from_coo "
+    "transpose inverse_degree gcn_scales same_coo"
 ).split()
 
 
@@ -42,13 +44,35 @@ def _load_cpu() -> str | None:
     if path is None:
         return "its compiled library _gnn_spmm_cpu.so is missing; install the package with `pip install .`"
     try:
-        torch.ops.load_library(path)
+        _load(path)
     except OSError as e:
         return (
             f"{path} does not load under torch {torch.__version__} ({e.__cause__ or e}); "
             "it needs torch 2.10 or newer; reinstall the package with `pip install --force-reinstall --no-deps .`"
         )
-    return None
+    return _lacks(path, *_OPS, "kernel_calls")
+
+
+def _load(path: str) -> None:
+    """Loads a library; OSError where that fails, or the file is torn, which would end the process."""
+    with open(path, "rb") as f:
+        head = f.read(64)
+        if head[:5] == b"\x7fELF\x02" and len(head) == 64:  # its table of sections comes last
+            (start,), (size, count) = struct.unpack_from("<Q", head, 40), struct.unpack_from("<HH", head, 58)
+            if f.seek(0, os.SEEK_END) < start + size * count:
+                raise OSError("the file is torn: its end is missing")
+    torch.ops.load_library(path)
+
+
+def _lacks(path: str, *names: str) -> str | None:
+    """What is wrong with a library that loaded, but is of another version of this package."""
+    lacking = [name for name in names if not hasattr(getattr(torch.ops, NAMESPACE), "_" + name)]
+    if not lacking:
+        return None
+    return (
+        f"{path} is of another version of the package: it has no {', '.join(lacking[:3])}; reinstall the package with "
+        "`pip install --force-reinstall --no-deps .`, or build it again where it was built in place"
+    )
 
 
 def _load_cuda() -> str | None:
@@ -66,10 +90,10 @@ def _load_cuda() -> str | None:
             "`GSP_CUDA=ON pip install --force-reinstall --no-deps .`"
         )
     try:
-        torch.ops.load_library(path)
+        _load(path)
     except OSError as e:
         return f"{path} does not load under torch {torch.__version__}: {e.__cause__ or e}"
-    return None
+    return _lacks(path, "kernel_calls_cuda")
 
 
 def build_info() -> dict[str, Any]:
@@ -158,6 +182,9 @@ def _bind(name: str) -> Any:
     sddmm_tie,
     pair_score,
     pair_gradient,
+    edge_sum,
+    edge_sum_backward,
+    edge_sum_dot,
     edge_softmax,
     edge_softmax_backward,
     from_coo,
@@ -316,8 +343,43 @@ def _fake_pair_score(
     return a.new_empty(_edge_shape(col, att.shape[0]))
 
 
-def _fake_pair_gradient(rowptr: Tensor, col: Tensor, weight: Tensor, a: Tensor, b: Tensor, slope: float) -> Tensor:
-    return a.new_empty(a.shape)
+def _fake_pair_gradient(
+    rowptr: Tensor, col: Tensor, perm: Tensor | None, grad: Tensor, a: Tensor, b: Tensor, att: Tensor, slope: float
+) -> tuple[Tensor, Tensor]:
+    return a.new_empty(a.shape), a.new_empty((a.shape[1],), dtype=accumulation_dtype(a.dtype))
+
+
+def _fake_edge_sum(
+    rowptr: Tensor,
+    col: Tensor,
+    perm: Tensor | None,
+    weight: Tensor | None,
+    x: Tensor,
+    e: Tensor,
+    items: Tensor | None,
+    config: list[int],
+    mean: bool,
+) -> Tensor:
+    return x.new_empty((_rows(rowptr), x.shape[1]))
+
+
+def _fake_edge_sum_backward(
+    rowptr: Tensor,
+    col: Tensor,
+    perm: Tensor | None,
+    weight: Tensor | None,
+    x: Tensor,
+    e: Tensor,
+    grad: Tensor,
+    items: Tensor | None,
+    config: list[int],
+    with_edges: bool,
+) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), x.new_empty((col.shape[0] if with_edges else 0, x.shape[1]))
+
+
+def _fake_edge_sum_dot(rowptr: Tensor, col: Tensor, perm: Tensor | None, grad: Tensor, x: Tensor, e: Tensor) -> Tensor:
+    return grad.new_empty(col.shape)
 
 
 def _fake_edge_softmax(rowptr: Tensor, perm: Tensor | None, logits: Tensor) -> Tensor:

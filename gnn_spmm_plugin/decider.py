@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from ._config import log
+from ._files import open_npz
 from .candidate import RULES, Candidate, usable
 from .features import MatrixFeatures
 from .kernels import KERNELS_VERSION
@@ -204,13 +205,15 @@ class Decider:
             ValueError: it is no such file, or one whose candidates or inputs are unknown here.
         """
         try:
-            with np.load(path, allow_pickle=False) as z:
+            with open_npz(Path(path)) as z:
                 d = {key: z[key] for key in z.files}
             if int(d["format"]) != FORMAT:
                 raise ValueError(f"its format is {d['format']}, not {FORMAT}")
             names = tuple(map(str, d["names"]))
             if names != INPUTS:
                 raise ValueError("it sees other features than this version has")
+            if any(d[name].dtype.kind not in "iuf" for name in ("scale", "points", "mean", "value")):
+                raise ValueError("its arrays are no real numbers")
             made = cls(
                 gpu=str(d["gpu"]),
                 version=int(d["version"]),

@@ -10,9 +10,8 @@ import contextlib
 import os
 import platform
 import statistics
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -24,6 +23,7 @@ import gnn_spmm_plugin as gsp
 
 from ._config import disabled
 from ._table import bytes_text, progress, show
+from .bench.memory import peak_memory
 from .data import Dataset
 
 #: Steps whose memory is looked at: the first builds graph and plan, the second warms the plan, the third is steady.
@@ -178,7 +178,7 @@ class _Training:
                 self._step()
 
         with self._turn():
-            self.peak = _peak_memory(steps, self.device)
+            self.peak = peak_memory(steps, self.device)
 
     def timed_steps(self, count: int) -> None:
         """`count` more steps."""
@@ -219,50 +219,6 @@ def _difference(model: torch.nn.Module, batch: _Batch) -> float:
         return float((_logits(model, batch) - plain).abs().max())
     finally:
         gsp.restore(model)
-
-
-def _peak_memory(fn: Callable[[], Any], device: str) -> int | None:
-    """Runs `fn`; the most bytes that tensors held at once meanwhile, beyond what they held before.
-
-    On CUDA the allocator says so; on the CPU the profiler's record of every allocation does. None where there is no
-    such record.
-    """
-    if device == "cuda":
-        torch.cuda.synchronize()
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        fn()
-        torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated() - before
-    with (
-        _quiet(),
-        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile,
-    ):
-        fn()
-    try:
-        events = profile.profiler.kineto_results.events()
-        changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
-    except AttributeError:  # another torch
-        return None
-    held = peak = 0
-    for _, change in changes:
-        held += change
-        peak = max(peak, held)
-    return peak if changes else None
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without what the profiler's library writes to stderr, past Python."""
-    sys.stderr.flush()
-    kept = os.dup(2)
-    try:
-        with open(os.devnull, "w") as nowhere:
-            os.dup2(nowhere.fileno(), 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
 
 
 def report(result: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._native import accumulation_dtype
 from .csr import Core, Csr
 from .graph import Graph
 
@@ -35,7 +36,7 @@ class Relation:
             is the one that DGL lets win a maximum.
     """
 
-    __slots__ = ("_edges", "_empty", "_ends", "_leaving", "graph")
+    __slots__ = ("_edges", "_empty", "_ends", "_leaving", "_scales", "graph")
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -43,6 +44,7 @@ class Relation:
         self._leaving: Graph | None = None
         self._empty: Tensor | bool | None = False
         self._ends: list[Tensor | None] = [None, None]
+        self._scales: dict[tuple[bool, float, torch.dtype], Tensor] = {}
 
     @property
     def edges(self) -> Graph:
@@ -74,6 +76,20 @@ class Relation:
             empty = self.empty  # asked of this one: no wait over there
             other._empty = None if empty is None else empty.to(device)
         return other
+
+    def scale(self, destinations: bool, power: float, dtype: torch.dtype) -> Tensor:
+        """``[N]`` numbers of edges into the destinations, or out of the sources, at least 1, to the power of `power`.
+
+        In the dtype that features of `dtype` are accumulated in.
+        """
+        dtype = accumulation_dtype(dtype)
+        key = destinations, power, dtype
+        found = self._scales.get(key)
+        if found is None:
+            with _plain():
+                degree = (self.graph._csr if destinations else self.graph._csr_t).degree()
+                found = self._scales[key] = degree.clamp(min=1).to(dtype).pow(power)
+        return found
 
     def ends(self, destinations: bool) -> Tensor:
         """``[E]`` source or destination of each edge, by edge id."""

@@ -2,8 +2,8 @@
 
 For layers and integrations; scores are made of what stands at the two ends of an edge.
 Nothing that is made, forward or backward, has the size of the messages, ``E x H x C``: a sum of two node values is the
-dot product ``<[dst, 1], [1, src]>``, whose derivatives are sums over neighbours, and what has no such form (GATv2) is
-computed a part of the edges at a time, again in the backward.
+dot product ``<[dst, 1], [1, src]>``, whose derivatives are sums over neighbours, and what has no such form (GATv2) has
+kernels of its own, which compute the messages again in the backward.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from . import _native
-from .csr import Core, Csr, _refuse_capture, per_edge_rows
+from .csr import Core, Csr, per_edge_rows
 from .derivatives import _half, _hides_grad, _needs_grad, _rows_first, _transformed
 from .functional import edge_softmax, sddmm, spmm
 from .graph import Graph
@@ -202,9 +202,6 @@ def _prepare_rows(core: Core, flipped: bool) -> bool:
 
 # ---------------------------------------------------------------------- GATv2: <att, act(src[s] + dst[d])>
 
-#: Bytes of a part of the edges where there is no kernel; large enough to keep a GPU busy.
-PART_BYTES = 1 << 26
-
 
 def _pair(graph: Graph, src: Tensor, dst: Tensor, att: Tensor, slope: float) -> Tensor:
     core, flipped = graph._core, graph._flipped
@@ -221,82 +218,22 @@ def _pair_plain(core: Core, flipped: bool, src: Tensor, dst: Tensor, att: Tensor
     return (F.leaky_relu(src.index_select(0, s) + dst.index_select(0, d), slope) * att).sum(2)
 
 
-class _Part:
-    """Some adjacent entries of a CSR: which, of which rows, where each row begins, and the row of each entry."""
-
-    def __init__(self, csr: Csr, begin: int, end: int, first: int, last: int) -> None:
-        self.entries, self.rows = slice(begin, end), slice(first, last)
-        borders = csr.rowptr[first : last + 1].long().clamp(begin, end)
-        self.offsets = (borders - begin).to(csr.rowptr.dtype)
-        self.owner = torch.repeat_interleave(borders[1:] - borders[:-1], output_size=end - begin)
-        self.columns = csr.col[self.entries]
-        self.ids = self.entries if csr.perm is None else csr.perm[self.entries]
-
-    def of_edges(self, t: Tensor) -> Tensor:
-        """What these edges have in `t`, ``[E, H]`` in the caller's order."""
-        return t[self.ids] if isinstance(self.ids, slice) else per_edge_rows(t, self.ids)
-
-    def sums(self, own: Tensor, other: Tensor) -> Tensor:
-        """``own[row] + other[column]``."""
-        return other.index_select(0, self.columns).add_(own[self.rows].index_select(0, self.owner))
-
-    def row_sums(self, terms: Tensor) -> Tensor:
-        """The sum of `terms` over the entries of each row."""
-        every = torch.arange(terms.shape[0], dtype=self.offsets.dtype, device=terms.device)
-        return _sum_rows(self.offsets, every, terms)
-
-
-def _parts(core: Core, flipped: bool, width: int) -> list[_Part]:
-    """All entries of one direction, `width` bytes each."""
-    csr = core.half(flipped)
-    count = max(1, PART_BYTES // max(width, 1))
-    name = f"parts{flipped:d}_{count}"
-    borders: list[tuple[int, int, int, int]] | None = core.derived.get(name)
-    if borders is None:
-        _refuse_capture("gnn_spmm_plugin would have to cut the edges of a graph into parts")
-        with torch.inference_mode(False), torch.no_grad():
-            begins = range(0, core.num_edges, count)
-            ends = [min(b + count, core.num_edges) for b in begins]
-            at = torch.tensor([[b, e - 1] for b, e in zip(begins, ends, strict=True)], device=core.device)
-            rows = torch.searchsorted(csr.rowptr[1:], at.to(csr.rowptr.dtype).view(-1, 2), right=True).tolist()
-        borders = [(b, e, first, last + 1) for b, e, (first, last) in zip(begins, ends, rows, strict=True)]
-        setattr(core.derived, name, borders)
-    return [_Part(csr, *border) for border in borders]
-
-
-def _has_kernel(t: Tensor) -> bool:
-    return t.device.type == "cpu"
-
-
 def _pair_raw(core: Core, flipped: bool, src: Tensor, dst: Tensor, att: Tensor, slope: float) -> Tensor:
+    if att.numel() == 0:
+        return src.new_zeros(core.num_edges, att.shape[0])
     csr = _half(core, flipped)
-    src, dst, att = src.flatten(1), dst.flatten(1), att.contiguous()
-    if _has_kernel(src) and att.numel():
-        given = csr.rowptr, csr.col, csr.perm, _rows_first(dst), _rows_first(src)
-        return _native.pair_score(*given, att, slope)  # type: ignore[no-any-return]
-    out = src.new_zeros(core.num_edges, att.shape[0])
-    for part in _parts(core, flipped, src.shape[1] * src.element_size()):
-        terms = F.leaky_relu_(part.sums(dst, src), slope).mul_(att.flatten())
-        out[part.ids] = terms.view(-1, *att.shape).sum(2)
-    return out
+    given = _rows_first(dst.flatten(1)), _rows_first(src.flatten(1)), att.contiguous()
+    return _native.pair_score(csr.rowptr, csr.col, csr.perm, *given, slope)  # type: ignore[no-any-return]
 
 
-def _pair_side(core: Core, flipped: bool, own: Tensor, other: Tensor, slope: float, grad: Tensor) -> Tensor:
-    """What `att` has to be multiplied with: ``[num_rows, H * C]``, for the rows of one direction.
-
-    The sum over each row of `grad` ``[E, H]``, times `slope` where the features at both ends add up to less than 0.
-    """
+def _pair_side(
+    core: Core, flipped: bool, grad: Tensor, own: Tensor, other: Tensor, att: Tensor, slope: float
+) -> tuple[Tensor, Tensor]:
+    """The gradient of `own`, the rows of one direction, and the part of att's that comes of it, ``[H * C]``."""
     csr = core.half(flipped)
-    if _has_kernel(own):
-        grad = grad.contiguous() if csr.perm is None else per_edge_rows(grad, csr.perm)
-        given = csr.rowptr, csr.col, grad, _rows_first(own), _rows_first(other)
-        return _native.pair_gradient(*given, slope)  # type: ignore[no-any-return]
-    out = torch.zeros(own.shape, dtype=_native.accumulation_dtype(own.dtype), device=own.device)
-    for part in _parts(core, flipped, own.shape[1] * own.element_size()):
-        sums = part.sums(own, other)
-        each = part.of_edges(grad).unsqueeze(2).expand(-1, -1, own.shape[1] // grad.shape[1]).reshape(sums.shape)
-        out[part.rows] += part.row_sums(torch.ops.aten.leaky_relu_backward(each, sums, slope, False))
-    return out.to(own.dtype)
+    given = _rows_first(own.flatten(1)), _rows_first(other.flatten(1)), att, slope
+    grad_own, part = _native.pair_gradient(csr.rowptr, csr.col, csr.perm, grad, *given)
+    return grad_own.view_as(own), part
 
 
 class _Pair(torch.autograd.Function):
@@ -316,23 +253,21 @@ class _Pair(torch.autograd.Function):
             wanted = [t for t, need in zip(apart, needed, strict=True) if need]
             found = iter(torch.autograd.grad(again, wanted, grad, create_graph=True))
             return *(next(found) if need else None for need in needed), None, None, None
-        src, dst, att = given
-        grad_src = grad_dst = grad_att = None
-        ends: list[tuple[Tensor, Tensor]] = []
-        if att.numel() == 0:
+        if given[2].numel() == 0:
             return *(torch.zeros_like(t) for t in given), None, None, None
+        src, dst, att = given
+        grad, att = grad.contiguous(), att.contiguous()
+        grad_src = grad_dst = grad_att = None
+        parts: list[Tensor] = []
         if needed[1] or needed[2]:
-            of_dst = _pair_side(core, flipped, dst.flatten(1), src.flatten(1), slope, grad).view_as(dst)
-            grad_dst = of_dst * att
-            ends.append((dst, of_dst))
+            grad_dst, part = _pair_side(core, flipped, grad, dst, src, att, slope)
+            parts.append(part)
         if needed[0] or needed[2]:
-            of_src = _pair_side(core, not flipped, src.flatten(1), dst.flatten(1), slope, grad).view_as(src)
-            grad_src = of_src * att
-            ends.append((src, of_src))
+            grad_src, part = _pair_side(core, not flipped, grad, src, dst, att, slope)
+            parts.append(part)
         if needed[2]:
-            # sum of grad * act(a + b) = sum of grad * act'(a + b) * (a + b), added up by a and by b; what has no edge
-            # (or a node that is no number) has no part in it
-            grad_att = sum((t * of).masked_fill_(of == 0, 0).sum(0) for t, of in ends)
+            # sum of grad * act(a + b) = sum of grad * act'(a + b) * (a + b), added up by a and by b
+            grad_att = (parts[0] + parts[1]).view_as(att).to(att.dtype)
         return grad_src, grad_dst, grad_att, None, None, None
 
 

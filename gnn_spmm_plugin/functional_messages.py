@@ -1,8 +1,8 @@
 """Sums over messages with a feature vector of their own: ``relu(x[s] + e)`` for each edge (s -> d).
 
 What belongs to an edge has a row for each edge, and nothing spares reading it. What is spared is everything else of
-that size: the gathered features, the sums, their ReLU and the gradients of these are made for one piece of the graph
-at a time, small enough to stay in the cache, and added up there.
+that size: a kernel adds gathered features and those of the edge, takes the ReLU and adds up, in one sweep; another
+takes all of it back in one sweep over the sources, and writes the gradient of each edge's features on the way.
 """
 
 from __future__ import annotations
@@ -13,14 +13,10 @@ import torch
 from torch import Tensor
 
 from . import _native
-from .csr import Core, Csr, capturing
-from .derivatives import _half, _hides_grad
+from .csr import Core, Csr
+from .derivatives import _half, _hides_grad, _operands, _rows_first
 from .functional import _check_features, _check_graph, spmm
 from .graph import Graph, check_weight
-from .plan import default_plan
-
-#: Elements of a message tensor that are made at a time: 1 MB of float32 on the CPU, 32 MB on CUDA, by their caches.
-PIECE = {"cpu": 1 << 18, "cuda": 1 << 23}
 
 
 def edges_of(graph: Graph) -> Graph:
@@ -100,81 +96,13 @@ def sum_messages(
     else:
         out = _ReluSum.apply(x, e, weight, graph._core, graph._flipped, reduce == "mean")
     if shift:
-        ones = x.new_ones(graph.num_src, 1)
-        out = out + shift * spmm(graph, ones, weight, reduce)  # type: ignore[operator]
-    return out  # type: ignore[no-any-return]
-
-
-def _piece_elements(core: Core) -> int:
-    return PIECE["cuda" if core.device.type == "cuda" else "cpu"]
-
-
-def _pieces(core: Core, flipped: bool, width: int) -> list[tuple[int, int, int, int]]:
-    """(first row, row after the last, first entry, entry after the last) of pieces of whole rows."""
-    csr = _half(core, flipped)
-    limit = max(_piece_elements(core) // width, 1)
-    edges = csr.col.shape[0]
-    if edges <= limit:
-        return [(0, csr.num_rows, 0, edges)]
-    name = f"pieces{flipped:d}_{limit}"
-    found: list[tuple[int, int, int, int]] | None = core.derived.get(name)
-    if found is None:
-        if capturing(core.device):
-            raise RuntimeError(
-                "gnn_spmm_plugin would have to read the graph during CUDA graph capture: run the model once before"
-            )
-        rowptr = csr.rowptr.cpu()
-        found, row = [], 0
-        while row < csr.num_rows:
-            start = int(rowptr[row])
-            stop = int(torch.searchsorted(rowptr, start + limit, right=True)) - 1
-            stop = min(max(stop, row + 1), csr.num_rows)
-            found.append((row, stop, start, int(rowptr[stop])))
-            row = stop
-        setattr(core.derived, name, found)
-    return found
-
-
-class _Piece:
-    """Some rows of one direction of a graph, whose entries are ``a`` to ``b - 1``."""
-
-    def __init__(self, csr: Csr, place: tuple[int, int, int, int], lengths: int) -> None:
-        self.csr, self.lengths = csr, lengths
-        self.first, self.last, self.a, self.b = place
-
-    def columns(self) -> Tensor:
-        return self.csr.col[self.a : self.b]
-
-    def rows(self) -> Tensor:
-        degree = self.csr.rowptr[self.first + 1 : self.last + 1] - self.csr.rowptr[self.first : self.last]
-        return torch.repeat_interleave(
-            torch.arange(self.first, self.last, dtype=degree.dtype, device=degree.device),
-            degree,
-            output_size=self.b - self.a,
-        )
-
-    def of_edges(self, per_edge: Tensor) -> Tensor:
-        """The rows of `per_edge` (caller's order) that belong here; perhaps a view."""
-        if self.csr.perm is None:
-            return per_edge[self.a : self.b]
-        return per_edge.index_select(0, self.csr.perm[self.a : self.b])
-
-    def store(self, per_edge: Tensor, values: Tensor) -> None:
-        if self.csr.perm is None:
-            per_edge[self.a : self.b] = values
+        if weight is None:
+            degree = _half(graph._core, graph._flipped).degree()
+            count: Any = (degree if reduce == "sum" else degree.clamp(max=1)).to(out.dtype).unsqueeze(1)
         else:
-            per_edge.index_copy_(0, self.csr.perm[self.a : self.b].long(), values)
-
-    def add_up(self, messages: Tensor, mean: bool = False) -> Tensor:
-        rowptr = self.csr.rowptr[self.first : self.last + 1] - self.a
-        ids = torch.arange(self.b - self.a, dtype=rowptr.dtype, device=rowptr.device)
-        return _native.row_sum(rowptr, ids, messages.contiguous(), self.lengths, mean)  # type: ignore[no-any-return]
-
-
-def _each(core: Core, flipped: bool, width: int) -> list[_Piece]:
-    csr = _half(core, flipped)
-    lengths = default_plan(core, csr).lengths
-    return [_Piece(csr, place, lengths) for place in _pieces(core, flipped, width)]
+            count = spmm(graph, x.new_ones(graph.num_src, 1), weight, reduce)
+        out = torch.add(out, count, alpha=shift)
+    return out  # type: ignore[no-any-return]
 
 
 class _ReluSum(torch.autograd.Function):
@@ -182,13 +110,9 @@ class _ReluSum(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, e: Tensor, weight: Tensor | None, core: Core, flipped: bool, mean: bool) -> Tensor:
         ctx.save_for_backward(x, e, weight)
         ctx.form = core, flipped, mean
-        out = x.new_empty(_half(core, flipped).num_rows, x.shape[1])
-        for piece in _each(core, flipped, x.shape[1]):
-            messages = x.index_select(0, piece.columns()).add_(piece.of_edges(e)).relu_()
-            if weight is not None:
-                messages *= piece.of_edges(weight).unsqueeze(1)
-            out[piece.first : piece.last] = piece.add_up(messages, mean)
-        return out
+        csr, p, w = _operands(core, flipped, weight)
+        given = (csr.rowptr, csr.col, csr.perm, w, _rows_first(x), _rows_first(e))
+        return _native.edge_sum(*given, p.items, p.config, mean)  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
@@ -209,35 +133,17 @@ class _ReluSum(torch.autograd.Function):
 def _gradients(
     x: Tensor, e: Tensor, weight: Tensor | None, grad: Tensor, core: Core, flipped: bool, needs: tuple[bool, bool, bool]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    grad_weight = None if weight is None or not needs[2] else torch.empty_like(weight)
-    if needs[1]:  # in the caller's order, in which e is read and its gradient written
-        grad_e = torch.empty_like(e)
-        src, dst = _ends(core, flipped)
-        step = max(_piece_elements(core) // x.shape[1], 1)
-        for a in range(0, core.num_edges, step):
-            here = slice(a, a + step)
-            messages = x.index_select(0, src[here]).add_(e[here])
-            back = grad.index_select(0, dst[here])
-            if grad_weight is not None:
-                grad_weight[here] = (messages.relu() * back).sum(1)
-            torch.ops.aten.threshold_backward.grad_input(back, messages, 0, grad_input=grad_e[here])
-            if weight is not None:
-                grad_e[here] *= weight[here].unsqueeze(1)
-        grad_x: Any = spmm(edges_of(Graph._make(core, not flipped)), grad_e) if needs[0] else None
-        return grad_x, grad_e, grad_weight
-    # By source, to be added up there.
-    grad_x = torch.empty_like(x) if needs[0] else None
-    for piece in _each(core, not flipped, x.shape[1]):
-        messages = x.index_select(0, piece.rows()).add_(piece.of_edges(e))
-        back = grad.index_select(0, piece.columns())
-        if grad_weight is not None:
-            piece.store(grad_weight, (messages.relu() * back).sum(1))
-        if grad_x is not None:
-            back = torch.ops.aten.threshold_backward.grad_input(back, messages, 0, grad_input=messages)
-            if weight is not None:
-                back *= piece.of_edges(weight).unsqueeze(1)
-            grad_x[piece.first : piece.last] = piece.add_up(back)
-    return grad_x, None, grad_weight
+    x, e, grad = _rows_first(x), _rows_first(e), _rows_first(grad)
+    grad_x = grad_e = grad_weight = None
+    if needs[0] or needs[1]:  # in one sweep over the sources, even where one of them is left over
+        csr, p, w = _operands(core, not flipped, weight)
+        given = (csr.rowptr, csr.col, csr.perm, w, x, e, grad)
+        of_x, of_e = _native.edge_sum_backward(*given, p.items, p.config, needs[1])
+        grad_x, grad_e = of_x if needs[0] else None, of_e if needs[1] else None
+    if needs[2]:
+        half = _half(core, flipped)  # that kernel follows no schedule
+        grad_weight = _native.edge_sum_dot(half.rowptr, half.col, half.perm, grad, x, e)
+    return grad_x, grad_e, grad_weight
 
 
 def _ends(core: Core, flipped: bool) -> tuple[Tensor, Tensor]:

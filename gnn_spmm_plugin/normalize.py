@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.overrides import _len_torch_function_stack  # type: ignore[attr-defined]
 from torch.utils._python_dispatch import _disable_current_modes
 
 from . import _native
@@ -72,8 +73,8 @@ class Normalized(NamedTuple):
         if bias is not None:
             check_vector(self.graph, bias, "bias", x.shape[1])
             result = result if bias.dtype == result else torch.promote_types(result, bias.dtype)
-        added = None if self.loop is None else x, self.loop, bias
-        return aggregate_unchecked(self.graph, x, self.weight, "sum", *added, self.scale, self.scale, result, policy)
+        own, scales = None if self.loop is None else x, (self.scale, self.scale)
+        return aggregate_unchecked(self.graph, x, self.weight, "sum", own, self.loop, bias, *scales, result, policy)
 
     def as_edges(self, dtype: torch.dtype) -> tuple[Graph, Tensor]:
         """The same as a graph whose edges are all there is, self loops last, and ``[E]`` weights of `dtype`."""
@@ -290,13 +291,8 @@ def _prepare_gcn(core: Core, flipped: bool, dtype: torch.dtype, add_self_loops: 
 
 def _building() -> contextlib.AbstractContextManager[Any]:
     """For what is kept: plain tensors without gradients, whatever mode or functional transform is on meanwhile."""
-    plain = not (
-        torch.is_inference_mode_enabled()
-        or torch._C._are_functorch_transforms_active()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
-    )
-    return torch.no_grad() if plain else _out_of_modes()
+    modes = torch.is_inference_mode_enabled() or torch._C._len_torch_dispatch_stack() or _len_torch_function_stack()
+    return _out_of_modes() if modes or torch._C._are_functorch_transforms_active() else torch.no_grad()
 
 
 @contextlib.contextmanager

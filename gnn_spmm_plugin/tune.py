@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from ._config import log
+from ._files import read_own
 from ._table import progress
 from .bench.candidates import GpuStopwatch, Problem, Stopwatch, measure
 from .bench.timer import own_stream
@@ -33,6 +34,8 @@ from .kernels import KERNELS, KERNELS_VERSION, dtype_name
 
 #: Of the files.
 FORMAT = 1
+#: And they are shorter than this.
+MOST_BYTES = 1 << 20
 #: What ``mode="tune"`` may take.
 SECONDS = 10.0
 #: Candidates that are measured together, beside the rules, and how many of the best are compared once more.
@@ -114,11 +117,9 @@ def recall(key: tuple[Any, ...]) -> Tuned | None:
     path: Path | None = None
     try:
         path = _path(key)
-        if not path.exists():
-            return None
-        if not path.is_file():
-            raise ValueError("it is no regular file")
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_own(path, MOST_BYTES))
+    except FileNotFoundError:
+        return None
     except (OSError, ValueError, RuntimeError) as e:  # a RecursionError is one of the last
         log.warning("%s cannot be read and is not used: %s", path or "what was tuned", e)
         return None
@@ -143,7 +144,7 @@ def remember(found: Tuned) -> None:
     path: Path | None = None
     try:
         path = _path(found.key())
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as f:

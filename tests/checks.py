@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 import gnn_spmm_plugin as gsp
-from gnn_spmm_plugin import reference
+from gnn_spmm_plugin import cache, reference
+
+#: Edges that a kernel adds up in one chain, at most.
+CHUNK = 4096
 
 
 @dataclass
@@ -19,16 +23,21 @@ class Expected:
     size: Tensor
 
 
-def close(got: Tensor, expected: Expected, roundings: int = 1) -> None:
-    """Asserts `got` within `roundings` roundings of its dtype and the error of an accumulation in float32 (float64)."""
+def close(got: Tensor, expected: Expected, roundings: int = 1, terms: int = 0) -> None:
+    """Asserts `got` within `roundings` roundings of its dtype and the error of an accumulation in float32 (float64).
+
+    Errors of an accumulation mostly cancel; where they need not, as of equal terms, `terms` says how many there are.
+    """
     dtype = got.dtype
     assert got.shape == expected.value.shape, (got.shape, expected.value.shape)
     acc = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
     eps = torch.finfo(dtype).eps
     # Where the dtype is that of the reference, both err.
-    accumulation = (128 if dtype == torch.float64 else 32) * acc
+    accumulation = ((128 if dtype == torch.float64 else 32) + min(terms, CHUNK) / 4) * acc
     bound = eps * expected.value.abs() + (accumulation + (roundings - 1) * eps) * expected.size
-    bound = bound + torch.finfo(dtype).smallest_normal * eps * 8 ** (roundings > 1)  # the spacing of subnormal numbers
+    bound = bound + torch.finfo(dtype).smallest_normal * eps * (
+        8 + terms if roundings > 1 else 1
+    )  # subnormal: their spacing
     error = (got.double() - expected.value).abs()
     worst = (error - bound).flatten().argmax() if error.numel() else None
     if worst is not None and not bool((error <= bound).all()):
@@ -116,16 +125,26 @@ def expect_spmm(
 
 
 def check_spmm(
-    graph: gsp.Graph, x: Tensor, weight: Tensor | None, reduce: str, tie: str = "first", seed: int = 0
+    graph: gsp.Graph,
+    x: Tensor,
+    weight: Tensor | None,
+    reduce: str,
+    tie: str = "first",
+    seed: int = 0,
+    terms: int = 0,
+    **how: Any,
 ) -> None:
-    """Forward, argument and gradients of one spmm against the reference; `x` and `weight` need no gradients yet."""
+    """Forward, argument and gradients of one spmm against the reference; `x` and `weight` need no gradients yet.
+
+    `terms`: as of `close`; `how`: a plan or policy.
+    """
     x_leaf = x.detach().requires_grad_()  # same memory, same strides
     w_leaf = None if weight is None else weight.detach().requires_grad_()
     arg = None
     if reduce in ("max", "min"):
-        out, arg = gsp.spmm(graph, x_leaf, w_leaf, reduce, tie=tie, return_arg=True)
+        out, arg = gsp.spmm(graph, x_leaf, w_leaf, reduce, tie=tie, return_arg=True, **how)
     else:
-        out = gsp.spmm(graph, x_leaf, w_leaf, reduce)
+        out = gsp.spmm(graph, x_leaf, w_leaf, reduce, **how)
     assert out.dtype == x.dtype and out.is_contiguous()
     generator = torch.Generator().manual_seed(seed)
     grad = torch.randn(out.shape, generator=generator, dtype=torch.float64).to(x.device, x.dtype)
@@ -135,23 +154,23 @@ def check_spmm(
         assert torch.equal(arg, expected.arg)
         assert torch.equal(out.double(), expected.out.value)
     else:
-        close(out, expected.out)
+        close(out, expected.out, terms=terms)
     out.backward(grad)
     assert x_leaf.grad is not None and x_leaf.grad.dtype == x.dtype
     # a shared gradient, and one divided by the number of edges, is rounded before it is used
     roundings = 1 + (tie == "split")
-    close(x_leaf.grad, expected.grad_x, roundings)
+    close(x_leaf.grad, expected.grad_x, roundings, terms)
     if w_leaf is not None:
         assert w_leaf.grad is not None and w_leaf.grad.dtype == x.dtype
         assert expected.grad_weight is not None
-        close(w_leaf.grad, expected.grad_weight, roundings + (reduce == "mean"))
+        close(w_leaf.grad, expected.grad_weight, roundings + (reduce == "mean"), terms)
     plan = graph._csr.plan
     with torch.no_grad():  # the path without gradients gives the same bits, unless the plan is upgraded meanwhile
-        again = gsp.spmm(graph, x, weight, reduce, tie=tie)
+        again = gsp.spmm(graph, x, weight, reduce, tie=tie, **how)
     if graph._csr.plan is plan:
         assert torch.equal(again.isnan(), out.isnan()) and torch.equal(again.nan_to_num(), out.nan_to_num())
     else:
-        close(again, expected.out)
+        close(again, expected.out, terms=terms)
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
@@ -159,3 +178,23 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     return a.contiguous().view(torch.uint8).equal(b.contiguous().view(torch.uint8)) if a.numel() else True
+
+
+def books_agree() -> None:
+    """What is kept twice, to be found fast, says the same as the list of all that is kept."""
+    entries = dict(cache._entries)
+    linked = [ref() for root in cache._roots.values() for ref in root.entries.values()]
+    for number, entry in entries.items():
+        assert entry.roots == sum(e is entry for e in linked)
+        assert cache._by_size[entry.size][number] is entry
+        assert (number in cache._orphans) == (entry.roots <= 0)
+    assert sum(map(len, cache._by_size.values())) == len(entries) and cache._orphans.keys() <= entries.keys()
+    assert all(cache._by_size.values())
+    for device, kept in cache._bytes.items():
+        assert kept == sum(e.nbytes for e in entries.values() if e.graph.device == device)
+
+
+def resident() -> int:
+    """Bytes of memory that this process has."""
+    with open("/proc/self/statm") as f:
+        return int(f.read().split()[1]) * 4096

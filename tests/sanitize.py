@@ -77,7 +77,10 @@ def main() -> None:
             if heads == 2 and width % 2:
                 continue
             run(twin, dtype, width, heads, csr, perm, plans, csr_t, perm_t, plans_t)
+            if heads > 0:
+                run_pair(twin, dtype, width, heads, csr, csr_t)
             run_pcsr(formats, twin, graph.rowptr.long() if wide else graph.rowptr, dtype, width, heads)
+        run_edge_sums(twin, dtype, width, csr, perm, plans, csr_t, perm_t, plans_t)
         if dtype != torch.float64 and not wide:
             run_staged(twin, dtype, width)
     torch.cuda.synchronize()
@@ -141,6 +144,52 @@ def run(graph, dtype, width, heads, csr, perm, plans, csr_t, perm_t, plans_t):  
         p = _native.edge_softmax(csr[0], csr[2], w)
         check((where, "softmax"), p, reference.edge_softmax(graph, wide_w), dtype)
         _native.edge_softmax_backward(csr[0], csr[2], p, w)
+
+
+def run_pair(graph, dtype, width, heads, csr, csr_t):  # type: ignore[no-untyped-def]
+    """GATv2's scores, and their gradient by both ends and by what they are multiplied with."""
+    shapes = ((20, heads, width // heads), (13, heads, width // heads), (heads, width // heads))
+    cpu = [torch.randn(shape).to(dtype) for shape in shapes]
+    src, dst, att = (t.cuda() for t in cpu)
+    src, dst = (torch.cat([t, t], 1).flatten(1)[:, :width] for t in (src, dst))  # rows apart
+    wide = [t.double().requires_grad_() for t in cpu]
+    s, d = graph.edge_index()
+    expected = (torch.nn.functional.leaky_relu(wide[0][s] + wide[1][d], 0.2) * wide[2]).sum(2)
+    where = (dtype, width, heads, csr[0].dtype, "pair")
+    check(where, _native.pair_score(*csr, dst, src, att, 0.2), expected.detach(), dtype)
+    grad = torch.randn(expected.shape).to(dtype)
+    grads = torch.autograd.grad(expected, wide, grad.double())
+    of_dst, one = _native.pair_gradient(*csr, grad.cuda(), dst, src, att, 0.2)
+    of_src, other = _native.pair_gradient(*csr_t, grad.cuda(), src, dst, att, 0.2)
+    for name, got, want in zip(("src", "dst", "att"), (of_src, of_dst, one + other), grads, strict=True):
+        check((*where, name), got, want.flatten() if name == "att" else want.flatten(1), dtype)
+
+
+def run_edge_sums(graph, dtype, width, csr, perm, plans, csr_t, perm_t, plans_t):  # type: ignore[no-untyped-def]
+    """Sums of messages with features of their own, and all their gradients, with weights and without."""
+    src, dst = graph.edge_index()
+    cpu = [torch.randn(n, width + 8).to(dtype) for n in (20, graph.num_edges, 13)]
+    x, e, grad = (t.cuda()[:, :width] for t in cpu)
+    wide_x, wide_e, wide_grad = (t.double()[:, :width] for t in cpu)
+    message, degree = (wide_x[src] + wide_e).relu(), torch.bincount(dst, minlength=13).clamp(min=1).double()
+    back = wide_grad[dst] * (message > 0)
+    where = (dtype, width, csr[0].dtype)
+    for cpu_w in (None, torch.randn(graph.num_edges).to(dtype)):
+        w, factor = (None, 1) if cpu_w is None else (cpu_w.cuda(), cpu_w.double().unsqueeze(1))
+        row, row_t = (None if w is None else w.index_select(0, p) for p in (perm, perm_t))
+        total = torch.zeros(13, width).double().index_add(0, dst, message * factor)
+        for (items, config), mean in itertools.product(plans, (False, True)):
+            out = _native.edge_sum(csr[0], csr[1], csr[2], row, x, e, items, config, mean)
+            check((where, "edge sum", mean), out, total / degree.unsqueeze(1) if mean else total, dtype)
+        total = torch.zeros(20, width).double().index_add(0, src, back * factor)
+        for (items, config), both in itertools.product(plans_t, (False, True)):
+            given = (csr_t[0], csr_t[1], csr_t[2], row_t, x, e, grad, items, config)
+            of_x, of_e = _native.edge_sum_backward(*given, both)
+            check((where, "edge sum backward", both), of_x, total, dtype)
+            if both:
+                check((where, "of edges"), of_e, back * factor, dtype)
+    dots = _native.edge_sum_dot(csr[0], csr[1], csr[2], grad, x, e)
+    check((where, "message dot"), dots, (wide_grad[dst] * message).sum(1), dtype)
 
 
 def run_staged(graph, dtype, width):  # type: ignore[no-untyped-def]

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from gnn_spmm_plugin.integrations.pyg import edges
-
 pytestmark = pytest.mark.pyg
 
 SMALL = ["--scale", "0.002", "--width", "8", "--repeats", "1", "--device", "cpu"]
@@ -29,13 +27,17 @@ def rows_of(path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(line for line in lines if not line.startswith("#")))
 
 
-def test_rows_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from gnn_spmm_plugin.bench.layers import COLUMNS, main
 
-    monkeypatch.setattr(edges, "LEAST", 0)
     names = ["GCNConv", "GINEConv", "RGCNConv", "GATConv", "CGConv", "HeteroConv"]
     path = tmp_path / "layers.csv"
     assert main(["--layers", *names, *SMALL, "--csv", str(path)]) == 0
+    table = capsys.readouterr().out.splitlines()
+    assert [line.split("|")[1].strip() for line in table[2:]] == names
+    assert main(["--table", str(path), str(path)]) == 0
+    both = capsys.readouterr().out.splitlines()
+    assert [line.count("|") for line in both] == [8] * len(table)  # a column more
     rows = {row["layer"]: row for row in rows_of(path)}
     assert list(rows) == names and list(rows["GCNConv"]) == list(COLUMNS)
     for name, row in rows.items():
@@ -47,8 +49,6 @@ def test_rows_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[str], monk
         "not",
     ]
     assert rows["GINEConv"]["ops"] == "sum of relu(x + e)" and "cat needs" in rows["CGConv"]["reasons"]
-    table = capsys.readouterr().out.splitlines()
-    assert [line.split("|")[1].strip() for line in table[2:]] == names
 
 
 def test_layers_that_compute_something_else_are_found(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

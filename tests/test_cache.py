@@ -10,6 +10,7 @@ import weakref
 
 import pytest
 import torch
+from checks import books_agree, resident
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import NAMED, values
@@ -356,11 +357,6 @@ def short_lived(device: str, count: int) -> None:
             gc.collect()
 
 
-def resident() -> int:
-    with open("/proc/self/statm") as f:
-        return int(f.read().split()[1]) * 4096
-
-
 @pytest.mark.parametrize("count", [1500, pytest.param(5000, marks=pytest.mark.slow)])
 def test_many_short_lived_graphs(device: str, count: int) -> None:
     """H25: memory after 5000 graphs is that after 500, also where half of the batches raise."""
@@ -471,20 +467,6 @@ def test_fork() -> None:
 
 
 # ---------------------------------------------------------------------- anything, in any order
-
-
-def books_agree() -> None:
-    """What is kept twice, to be found fast, says the same as the list of all that is kept."""
-    entries = dict(cache._entries)
-    linked = [ref() for root in cache._roots.values() for ref in root.entries.values()]
-    for number, entry in entries.items():
-        assert entry.roots == sum(e is entry for e in linked)
-        assert cache._by_size[entry.size][number] is entry
-        assert (number in cache._orphans) == (entry.roots <= 0)
-    assert sum(map(len, cache._by_size.values())) == len(entries) and cache._orphans.keys() <= entries.keys()
-    assert all(cache._by_size.values())
-    for device, kept in cache._bytes.items():
-        assert kept == sum(e.nbytes for e in entries.values() if e.graph.device == device)
 
 
 @settings(max_examples=60)

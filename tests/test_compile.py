@@ -41,7 +41,10 @@ def _variants(device: str) -> Iterator[tuple[str, tuple[object, ...]]]:
         "sddmm_arg": (2,),
         "sddmm_tie": (2, 3),
         "pair_score": (2,),
-        "pair_gradient": (),
+        "pair_gradient": (2,),
+        "edge_sum": (2, 3),
+        "edge_sum_backward": (2, 3),
+        "edge_sum_dot": (2,),
         "edge_softmax": (1,),
         "edge_softmax_backward": (1,),
     }
@@ -51,6 +54,8 @@ def _variants(device: str) -> Iterator[tuple[str, tuple[object, ...]]]:
             args[i] = None
         if name.startswith("sddmm"):
             args[-1] = 0
+        if name == "edge_sum_backward":
+            args[-1] = False
         yield name, tuple(args)
         half = [a.to(torch.float16) if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args]
         yield name, tuple(half)
@@ -58,7 +63,7 @@ def _variants(device: str) -> Iterator[tuple[str, tuple[object, ...]]]:
             a.repeat(1, 2)[:, : a.shape[1]] if isinstance(a, torch.Tensor) and a.dim() == 2 and a.shape[1] == 4 else a
             for a in args
         ]
-        if name in ("spmm", "row_sum", "spmm_arg", "sddmm"):
+        if name in ("spmm", "row_sum", "spmm_arg", "sddmm") or name.startswith("edge_sum"):
             yield name, tuple(strided)
     rowptr, col, *_ = base["gcn_scales"]
     yield "inverse_degree", (rowptr.long(), torch.float64)

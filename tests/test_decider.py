@@ -323,9 +323,12 @@ def _bad_files(path: Path) -> dict[str, Path]:
     (path / "torn.npz").write_bytes(whole.read_bytes()[:-200])
     with np.load(whole) as z:
         arrays = dict(z)
+    np.savez(path / "complex.npz", **{**arrays, "value": arrays["value"] + 1j})
     np.savez(path / "format.npz", **{**arrays, "format": 99})
     np.savez(path / "candidate.npz", **{**arrays, "candidates": np.array(["rules", "magic", "csr"])})
-    return found | {p: path / f"{p}.npz" for p in ("text", "other", "pickle", "torn", "format", "candidate", "missing")}
+    return found | {
+        p: path / f"{p}.npz" for p in ("text", "other", "pickle", "torn", "format", "complex", "candidate", "missing")
+    }
 
 
 def test_no_schedule_of_square_graphs_for_others() -> None:

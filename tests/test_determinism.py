@@ -11,6 +11,8 @@ from checks import same_bits
 from strategies import NAMED, REDUCES, values
 
 import gnn_spmm_plugin as gsp
+from gnn_spmm_plugin.functional_attention import scores
+from gnn_spmm_plugin.functional_messages import sum_messages
 from gnn_spmm_plugin.plan import WARM_AFTER
 
 THREADS = (1, 2, 3, 8)
@@ -48,6 +50,22 @@ def everything(
     return [out.detach(), *torch.autograd.grad(out, (x, w), grad)]
 
 
+def test_sums_of_messages(device: str) -> None:
+    """Whatever the number of threads, one row of thousands of edges included."""
+    g, weight = skewed(device)
+    x = values((g.num_src, 33), torch.float32, 1, device=device).requires_grad_()
+    e = values((g.num_edges, 33), torch.float32, 2, device=device).requires_grad_()
+    grad = values((g.num_dst, 33), torch.float32, 3, device=device)
+    w = weight.requires_grad_()
+    runs = []
+    for threads in THREADS * (1 if device == "cpu" else WARM_AFTER):
+        torch.set_num_threads(threads)
+        out = sum_messages(g, x, e, w, "mean")
+        runs.append([out.detach(), *torch.autograd.grad(out, (x, e, w), grad)])
+    for before, after in itertools.pairwise(runs if device == "cpu" else runs[-len(THREADS) :]):
+        assert all(same_bits(a, b) for a, b in zip(before, after, strict=True))
+
+
 @pytest.mark.parametrize("flag", [False, True])
 @pytest.mark.parametrize(("reduce", "tie"), [("sum", "first"), ("mean", "first"), ("max", "first"), ("max", "split")])
 def test_runs(device: str, reduce: str, tie: str, flag: bool) -> None:
@@ -62,6 +80,22 @@ def test_runs(device: str, reduce: str, tie: str, flag: bool) -> None:
     again, weight = skewed(device)
     for run in runs:  # and a program that is run again sees the same, upgrade and all
         assert all(same_bits(a, b) for a, b in zip(run, everything(again, weight, reduce, tie), strict=True))
+
+
+def test_scores_of_pairs(device: str) -> None:
+    g, weight = skewed(device)
+    weight = weight.unsqueeze(1) * torch.ones(4, device=device)
+    src, dst = (values((2000, 4, 8), torch.float32, seed, device=device).requires_grad_() for seed in (1, 2))
+    att = values((4, 8), torch.float32, 3, device=device).requires_grad_()
+
+    def run() -> list[torch.Tensor]:
+        out = scores(g, "pair", (src, dst, att), 0.2)
+        return [out.detach(), *torch.autograd.grad(out, (src, dst, att), weight)]
+
+    first = run()
+    for threads in THREADS:
+        torch.set_num_threads(threads)
+        assert all(same_bits(a, b) for a, b in zip(first, run(), strict=True))
 
 
 def test_the_flag_pins_plans(device: str) -> None:

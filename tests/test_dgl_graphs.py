@@ -293,7 +293,7 @@ def test_report() -> None:
             self.a, self.b, self.c, self.d = make["SAGE mean"](), make["GAT"](), Own(), make["TAG"]()
 
         def forward(self, g: Any, x: Tensor) -> Tensor:
-            return self.c(g, self.a(g, x)) + self.b(g, x).sum(1)
+            return self.c(g, self.a(g, x)) + self.b(g, x, get_attention=True)[0].sum(1)
 
     model, g, x = Model(), graph(200, 40000), torch.randn(200, 6)
     assert [row["status"] for row in gsp.report(model).rows] == ["not accelerated"] * 3

@@ -325,7 +325,9 @@ def test_example(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
     path = Path(__file__).parents[1] / "examples" / "dgl_patch.py"
     monkeypatch.setattr(sys, "argv", ["dgl_patch.py", "--tiny"])
     before = operators()
-    runpy.run_path(str(path), run_name="__main__")
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(path), run_name="__main__")
+    assert end.value.code == 0
     assert operators() == before
     out = capsys.readouterr().out
     assert "the same within" in out and "times as fast" in out

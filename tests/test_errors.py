@@ -415,7 +415,7 @@ def test_missing_cuda_library(monkeypatch: pytest.MonkeyPatch) -> None:
 
 BUILDERS = ("from_coo", "transpose", "same_coo")
 #: Operators that one device alone has kernels for.
-ONLY_ON = {"pcsr_spmm": "cuda", "pair_score": "cpu", "pair_gradient": "cpu"}
+ONLY_ON = {"pcsr_spmm": "cuda"}
 
 
 def raw_arguments(device: str) -> dict[str, tuple[object, ...]]:
@@ -425,9 +425,11 @@ def raw_arguments(device: str) -> dict[str, tuple[object, ...]]:
     x = values((g.num_src, 4), torch.float32, 1, device=device)
     y = values((g.num_dst, 4), torch.float32, 2, device=device)
     w = values((g.num_edges, 2), torch.float32, 3, device=device)
+    one, e = w[:, 0].contiguous(), values((g.num_edges, 4), torch.float32, 4, device=device)
     out, arg = _native.spmm_arg(csr.rowptr, csr.col, csr.perm, w, x, None, [128, 2048, 0, 0, 0, 0, 0, 0, 1], False)
     plan = (None, [128, 2048, 0, 0, 0, 0, 0, 0, 1])
     scale, bias = torch.ones(37, device=device), torch.ones(4, device=device)
+    att = y[:2, :2].contiguous()
     split = pcsr.build(csr, pcsr.vectors(csr, 2), pcsr.Config(V=2, S=True), 4)
     arrays = (csr.rowptr, split.ptr, split.col, split.target, split.merges, split.values(w))
     end = (y, scale, bias, True, torch.float16)
@@ -443,8 +445,11 @@ def raw_arguments(device: str) -> dict[str, tuple[object, ...]]:
         "sddmm": (csr.rowptr, csr.col, csr.perm, y, x, 2),
         "sddmm_arg": (csr.rowptr, csr.col, csr.perm, y, x, arg, 2),
         "sddmm_tie": (csr.rowptr, csr.col, csr.perm, w, y, x, out, 2),
-        "pair_score": (csr.rowptr, csr.col, csr.perm, y, x, y[:2, :2].contiguous(), 0.2),
-        "pair_gradient": (csr.rowptr, csr.col, w, y, x, 0.2),
+        "pair_score": (csr.rowptr, csr.col, csr.perm, y, x, att, 0.2),
+        "pair_gradient": (csr.rowptr, csr.col, csr.perm, w, y, x, att, 0.2),
+        "edge_sum": (csr.rowptr, csr.col, csr.perm, one, x, e, *plan, True),
+        "edge_sum_backward": (other.rowptr, other.col, other.perm, one, x, e, y, *plan, True),
+        "edge_sum_dot": (csr.rowptr, csr.col, csr.perm, y, x, e),
         "edge_softmax": (csr.rowptr, csr.perm, w),
         "edge_softmax_backward": (csr.rowptr, csr.perm, w, w),
         "from_coo": (g.edge_index()[1], g.edge_index()[0], 37, 37, False),
@@ -524,7 +529,11 @@ def _rows_are_free(name: str, i: int) -> bool:
         ("sddmm_arg", 4),
         ("sddmm_tie", 5),
         ("pair_score", 4),
-        ("pair_gradient", 4),
+        ("pair_gradient", 5),
+        ("edge_sum", 0),
+        ("edge_sum", 4),
+        ("edge_sum_backward", 6),
+        ("edge_sum_dot", 4),
         ("edge_softmax", 0),
         ("edge_softmax_backward", 0),
         ("inverse_degree", 0),

@@ -11,7 +11,6 @@ from pyg_layers import assert_same, random_graph
 from torch import Tensor
 
 import gnn_spmm_plugin as gsp
-from gnn_spmm_plugin import functional_attention
 from gnn_spmm_plugin.functional_attention import SCORES, attend, coefficients, in_row_order, scores
 from gnn_spmm_plugin.functional_attention_edge_index import with_loops
 
@@ -63,21 +62,12 @@ def plain(edge_index: Tensor, x: Tensor, score: str, given: tuple[Tensor, ...], 
     return x.new_zeros(TARGETS, HEADS, CHANNELS).index_add(0, d, p.unsqueeze(2) * x[s])
 
 
-@pytest.fixture(params=["kernel", "parts"])
-def scoring(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """GATv2's scores by the kernel, where there is one for the device, and in parts of a few edges."""
-    monkeypatch.setattr(functional_attention, "PART_BYTES", 5000)
-    if request.param == "parts":
-        monkeypatch.setattr(functional_attention, "_has_kernel", lambda t: False)
-
-
 def everything(out: Tensor, x: Tensor, given: tuple[Tensor, ...]) -> list[Tensor]:
     weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64).to(out)
     found = torch.autograd.grad(out, (x, *given), weight, allow_unused=True)
     return [out.detach(), *(torch.zeros(()) if t is None else t for t in found)]
 
 
-@pytest.mark.usefixtures("scoring")
 @pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize("score", SCORES)
 def test_equals_plain_torch(score: str, graph: str, device: str) -> None:
@@ -103,7 +93,6 @@ def test_equals_plain_torch(score: str, graph: str, device: str) -> None:
         assert_same([one.detach()], [gsp.spmm(g, x, p).detach()], 1e-12)  # type: ignore[union-attr]
 
 
-@pytest.mark.usefixtures("scoring")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("score", SCORES)
 def test_dtypes(score: str, dtype: torch.dtype, device: str) -> None:
@@ -120,7 +109,38 @@ def test_dtypes(score: str, dtype: torch.dtype, device: str) -> None:
     assert_same([t.double() for t in got], expected, 16 * torch.finfo(dtype).eps)
 
 
-@pytest.mark.usefixtures("scoring")
+def check_pair(edge_index: Tensor, heads: int, channels: int, dtype: torch.dtype) -> None:
+    """GATv2's scores and their gradients against plain torch in float64."""
+    device = str(edge_index.device)
+    shapes = (SOURCES, heads, channels), (TARGETS, heads, channels), (heads, channels)
+    torch.manual_seed(0)
+    given = [torch.randn(shape).to(device, dtype).requires_grad_() for shape in shapes]
+    g = gsp.Graph.from_edge_index(edge_index, (SOURCES, TARGETS))
+    got = scores(g, "pair", tuple(given), SLOPE)
+    weight = torch.randn(got.shape, device=device).to(dtype)
+    wide = [t.detach().double().requires_grad_() for t in given]
+    expected = plain_scores(edge_index, "pair", tuple(wide))
+    ours = got.detach(), *torch.autograd.grad(got, given, weight)
+    plain = expected.detach(), *torch.autograd.grad(expected, wide, weight.double())
+    for a, b in zip(ours, plain, strict=True):  # what has long sums has larger numbers too
+        assert a.dtype == dtype
+        assert_same([a.double()], [b], (8 if dtype.itemsize == 2 else 64) * torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize(("heads", "channels"), [(1, 1), (2, 8), (4, 32), (6, 64), (1, 47), (2, 132), (40, 4)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_pairs_of_any_shape(heads: int, channels: int, dtype: torch.dtype, device: str) -> None:
+    check_pair(GRAPHS["star"](device), heads, channels, dtype)
+
+
+@pytest.mark.gpu
+def test_pairs_of_many_edges() -> None:
+    """More than a GPU takes in the shortest runs, half of them of one node."""
+    edge_index = random_graph(SOURCES, TARGETS, 1_500_000, device="cuda")
+    edge_index[1, ::2] = 4
+    check_pair(edge_index, 4, 32, torch.float32)
+
+
 def test_idle_nodes_may_hold_anything(device: str) -> None:
     """Features of nodes without edges reach no output and no gradient of a parameter."""
     edge_index = GRAPHS["any"](device)  # whose last two sources and destinations have none

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -9,16 +10,11 @@ import torch
 from torch import Tensor
 
 import gnn_spmm_plugin as gsp
-from gnn_spmm_plugin import functional_messages
+from gnn_spmm_plugin import _native
 from gnn_spmm_plugin.functional_messages import edges_of, sum_messages
+from gnn_spmm_plugin.plan import WARM_AFTER
 
 N, M, E, F = 12, 9, 60, 3
-
-
-@pytest.fixture(autouse=True)
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several pieces of these small graphs, some of one row that is longer than a piece."""
-    monkeypatch.setattr(functional_messages, "PIECE", {"cpu": 4 * F, "cuda": 4 * F})
 
 
 def edges(device: str, ordered: bool) -> tuple[Tensor, Tensor]:
@@ -81,6 +77,68 @@ def test_sums_are_accumulated_in_float32(dtype: torch.dtype, device: str) -> Non
     one = torch.ones(1, 1, dtype=dtype, device=device)
     out = sum_messages(graph, one, torch.zeros(4096, 1, dtype=dtype, device=device))
     assert out.dtype == dtype and float(out) == 4096  # one by one, a float16 stops at 2048 and a bfloat16 at 256
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("width", [1, 7, 16, 33, 200])
+def test_kernels_of_every_dtype_and_width(dtype: torch.dtype, width: int, device: str) -> None:
+    """Against plain torch in float64, from the same rounded numbers: strided rows, hubs, a plan that has warmed up."""
+    g = torch.Generator().manual_seed(0)
+    src, dst = torch.randint(40, (3000,), generator=g), torch.randint(30, (3000,), generator=g)
+    dst[:1500], src[1000:2500] = 3, 5  # long rows in both directions
+    graph = gsp.Graph.from_edge_index(torch.stack([src, dst]).to(device), (40, 30))
+    made = [torch.randn(n, width + 3, generator=g).to(dtype) for n in (40, 3000, 30)]
+    w = torch.rand(3000, generator=g).to(dtype)
+    wide = [t[:, :width].to(torch.float64, copy=True).requires_grad_() for t in made[:2]]
+    wide.append(w.to(torch.float64, copy=True).requires_grad_())
+    degree = torch.bincount(dst, minlength=30).clamp(min=1).unsqueeze(1)
+    messages = (wide[0][src] + wide[1]).relu() * wide[2].unsqueeze(1)
+    expected = torch.zeros(30, width, dtype=torch.float64).index_add(0, dst, messages) / degree
+    expected.backward(made[2].double()[:, :width])
+    tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}[dtype]
+    for _ in range(WARM_AFTER + 1):
+        given = [t.to(device)[:, :width].requires_grad_() for t in made[:2]] + [
+            w.to(device, copy=True).requires_grad_()
+        ]
+        before = _native.kernel_calls()
+        out = sum_messages(graph, *given, "mean")
+        out.backward(made[2].to(device)[:, :width])
+        assert _native.kernel_calls() - before == 3
+        assert out.dtype == dtype
+        for got, right in zip([out, *(t.grad for t in given)], [expected, *(t.grad for t in wide)], strict=True):
+            assert got is not None and right is not None
+            error = float((got.detach().cpu().double() - right.detach()).norm() / right.detach().norm())
+            assert error <= tolerance
+
+
+def test_nan_and_infinities_are_those_of_a_relu(device: str) -> None:
+    e = torch.tensor([[math.nan, math.inf, -math.inf, 1.0]], device=device).requires_grad_()
+    x = torch.zeros(1, 4, device=device).requires_grad_()
+    graph = gsp.Graph.from_edge_index(torch.zeros(2, 1, dtype=torch.long, device=device), 1)
+    out = sum_messages(graph, x, e)
+    out.backward(torch.ones_like(out))
+    torch.testing.assert_close(out.detach(), e.detach().relu(), equal_nan=True)
+    right = torch.tensor([[1.0, 1.0, 0.0, 1.0]], device=device)  # as torch has it: only what is at most 0 is cut off
+    torch.testing.assert_close(e.grad, right)
+    torch.testing.assert_close(x.grad, right)
+
+
+def test_a_mean_does_not_overflow_where_it_fits() -> None:
+    graph = gsp.Graph.from_edge_index(torch.zeros(2, 4, dtype=torch.long), 1)
+    e = torch.full((4, 2), 2e38)
+    assert sum_messages(graph, torch.zeros(1, 2), e, reduce="mean").tolist() == e[:1].tolist()
+
+
+def test_compiled(device: str) -> None:
+    src, dst = edges(device, False)
+    graph = gsp.Graph.from_edge_index(torch.stack([src, dst]), (N, M))
+    x, e, w = (torch.randn(s, device=device).requires_grad_() for s in ((N, F), (E, F), (E,)))
+    call = lambda x, e, w: sum_messages(graph, x, e, w, "mean", shift=0.5)  # noqa: E731
+    expected = torch.autograd.grad(call(x, e, w).square().sum(), (x, e, w))
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    got = torch.autograd.grad(compiled(x, e, w).square().sum(), (x, e, w))
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b)
 
 
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])

@@ -16,7 +16,6 @@ from test_pyg_direct import FLOWS, Made, direct, patched
 from torch import Tensor, nn
 
 import gnn_spmm_plugin as gsp
-from gnn_spmm_plugin import functional_attention
 from gnn_spmm_plugin.integrations.pyg.records import record_of
 
 try:
@@ -27,14 +26,6 @@ except ImportError:  # the tests are skipped then
 pytestmark = pytest.mark.pyg
 
 N, E, F = 24, 150, 6
-
-
-@pytest.fixture(params=["kernel", "parts"])
-def scoring(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """GATv2's scores by the kernel, where there is one for the device, and in parts of a few edges."""
-    monkeypatch.setattr(functional_attention, "PART_BYTES", 700)
-    if request.param == "parts":
-        monkeypatch.setattr(functional_attention, "_has_kernel", lambda t: False)
 
 
 # name: layer of a width in, and options
@@ -81,12 +72,7 @@ def run(layer: Any, seed: int, *args: Any) -> Any:
     ids=["any", "int32", "sorted", "one", "empty"],
 )
 @pytest.mark.parametrize("name", LAYERS)
-def test_equals_stock(
-    name: str, graph: str, index: torch.dtype, flow: str, device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if flow == FLOWS[0]:  # GATv2's scores in parts of a few edges, as where there is no kernel
-        monkeypatch.setattr(functional_attention, "PART_BYTES", 700)
-        monkeypatch.setattr(functional_attention, "_has_kernel", lambda t: False)
+def test_equals_stock(name: str, graph: str, index: torch.dtype, flow: str, device: str) -> None:
     edge_index = edges(graph, device)
     # each pair of values of two options comes up
     for heads, concat, loops, dropout in (
@@ -333,7 +319,6 @@ class Alone(MessagePassing):
 
 
 @pytest.mark.parametrize("name", [*(n for n in LAYERS if n != "supergat_sd"), "agnn", "fa", "han", "hgt", "own"])
-@pytest.mark.usefixtures("scoring")
 def test_no_messages(name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward and backward make no tensor as large as E x H x C, nor half of it."""
     nodes, count, heads, channels = 40, 6000, 2, 32

@@ -23,14 +23,6 @@ pytestmark = pytest.mark.pyg
 N, E, WIDTH = 20, 90, 4
 
 
-@pytest.fixture(autouse=True)
-def however_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages with edge features are summed piece by piece in these small graphs too."""
-    from gnn_spmm_plugin.integrations.pyg import edges
-
-    monkeypatch.setattr(edges, "LEAST", 0)
-
-
 class Edges(MessagePassing):
     """A layer whose message is any function of x_j, x_i, edge features and edge weight."""
 
@@ -262,22 +254,3 @@ def test_report_of_what_was_fused(device: str) -> None:
         ["mean of all relations"],
         ["mean of relu(x + e)"],
     ]
-
-
-def test_few_messages_are_left_to_pyg(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
-    from gnn_spmm_plugin.integrations.pyg import edges
-    from gnn_spmm_plugin.integrations.pyg.records import PATIENCE
-
-    monkeypatch.setattr(edges, "LEAST", E * WIDTH + 1)
-    layer = tg.GINEConv(nn.Identity()).to(device)
-
-    def call(count: int) -> bool:
-        edge_index = random_graph(N, N, count, device=device)
-        before = kernel_calls()
-        layer(torch.randn(N, WIDTH, device=device), edge_index, torch.randn(count, WIDTH, device=device))
-        return kernel_calls() > before
-
-    with gsp.patch_pyg():
-        assert not any([call(E) for _ in range(PATIENCE + 1)])  # and not tried again ...
-        assert call(2 * E)  # ... but where there are more
-    assert "only where there are many" in str(gsp.report(layer))

@@ -20,14 +20,6 @@ pytestmark = pytest.mark.pyg
 N, E, F = 30, 140, 4
 
 
-@pytest.fixture(autouse=True)
-def however_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages with edge features are summed piece by piece in these small graphs too."""
-    from gnn_spmm_plugin.integrations.pyg import edges
-
-    monkeypatch.setattr(edges, "LEAST", 0)
-
-
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "gcn": lambda: tg.GCNConv(F, 3),
     "sage_mean": lambda: tg.SAGEConv(F, 3),

@@ -41,7 +41,7 @@ def layers() -> dict[str, Any]:
         "min": lambda **k: Difference("min", **k),
         "many": lambda **k: Difference(["sum", "mean", "max", "min", "std", "var"], **k),
         "edge": lambda **k: tg.EdgeConv(nn.Linear(2 * F, 3), **k),
-        "pna": lambda **k: tg.PNAConv(F, 4, some, ["identity", "amplification"], degrees, towers=2, **k),
+        "pna": lambda **k: tg.PNAConv(F, 4, some, ["identity", "amplification"], degrees, pre_layers=2, **k),
         "point": lambda **k: Positions(tg.PointNetConv(nn.Linear(F + 3, 3), add_self_loops=False, **k)),
     }
 

@@ -199,17 +199,22 @@ Tensor pair_score(const Tensor& rowptr, const Tensor& col, const OptionalTensor&
   return result;
 }
 
-Tensor pair_gradient(const Tensor& rowptr, const Tensor& col, const Tensor& weight, const Tensor& a,
-                     const Tensor& b, double slope) {
-  const Sizes sizes = check_pair_gradient(rowptr, col, weight, a, b);
+std::tuple<Tensor, Tensor> pair_gradient(const Tensor& rowptr, const Tensor& col,
+                                         const OptionalTensor& perm, const Tensor& grad,
+                                         const Tensor& a, const Tensor& b, const Tensor& att,
+                                         double slope) {
+  const Sizes sizes = check_pair_gradient(rowptr, col, perm, grad, a, b, att);
   Tensor result = fast_empty(a, {sizes.csr.rows, sizes.width}, sizes.type);
-  cpu::Problem p = problem_of(sizes, rowptr, &col, std::nullopt, weight);
+  Tensor of_att = fast_empty(a, {sizes.width}, accumulator_type(sizes.type));
+  cpu::Problem p = problem_of(sizes, rowptr, &col, perm, grad);
   p.grad = rows_of(a);
   p.x = rows_of(b);
+  p.out = {att.const_data_ptr(), 0};
   p.slope = slope;
   p.result = result.mutable_data_ptr();
+  p.result_att = of_att.mutable_data_ptr();
   cpu::pair_gradient(p);
-  return result;
+  return {result, of_att};
 }
 
 Tensor edge_softmax(const Tensor& rowptr, const OptionalTensor& perm, const Tensor& logits) {
@@ -231,6 +236,52 @@ Tensor edge_softmax_backward(const Tensor& rowptr, const OptionalTensor& perm, c
   p.grad = {grad.const_data_ptr(), sizes.heads};
   p.result = result.mutable_data_ptr();
   cpu::edge_softmax_backward(p);
+  return result;
+}
+
+Tensor edge_sum(const Tensor& rowptr, const Tensor& col, const OptionalTensor& perm,
+                const OptionalTensor& weight, const Tensor& x, const Tensor& e,
+                const OptionalTensor&, const std::vector<int64_t>&, bool mean) {
+  const Sizes sizes = check_edge_sum(rowptr, col, perm, weight, x, e);
+  Tensor out = fast_empty(x, {sizes.csr.rows, sizes.width}, sizes.type);
+  cpu::Problem p = problem_of(sizes, rowptr, &col, perm, weight);
+  p.x = rows_of(x);
+  p.edge = rows_of(e);
+  p.mean = mean;
+  p.result = out.mutable_data_ptr();
+  cpu::edge_sum(p);
+  return out;
+}
+
+std::tuple<Tensor, Tensor> edge_sum_backward(const Tensor& rowptr, const Tensor& col,
+                                             const OptionalTensor& perm,
+                                             const OptionalTensor& weight, const Tensor& x,
+                                             const Tensor& e, const Tensor& grad,
+                                             const OptionalTensor&, const std::vector<int64_t>&,
+                                             bool with_edges) {
+  const Sizes sizes = check_edge_sum_backward(rowptr, col, perm, weight, x, e, grad);
+  Tensor of_x = fast_empty(x, {sizes.csr.rows, sizes.width}, sizes.type);
+  Tensor of_e = fast_empty(x, {with_edges ? sizes.csr.edges : 0, sizes.width}, sizes.type);
+  cpu::Problem p = problem_of(sizes, rowptr, &col, perm, weight);
+  p.x = rows_of(x);
+  p.edge = rows_of(e);
+  p.grad = rows_of(grad);
+  p.result = of_x.mutable_data_ptr();
+  if (with_edges) p.result_edge = of_e.mutable_data_ptr();
+  cpu::edge_sum_backward(p);
+  return {of_x, of_e};
+}
+
+Tensor edge_sum_dot(const Tensor& rowptr, const Tensor& col, const OptionalTensor& perm,
+                    const Tensor& grad, const Tensor& x, const Tensor& e) {
+  const Sizes sizes = check_edge_sum_dot(rowptr, col, perm, grad, x, e);
+  Tensor result = empty_per_edge(grad, sizes, 0);
+  cpu::Problem p = problem_of(sizes, rowptr, &col, perm, std::nullopt);
+  p.grad = rows_of(grad);
+  p.x = rows_of(x);
+  p.edge = rows_of(e);
+  p.result = result.mutable_data_ptr();
+  cpu::edge_sum_dot(p);
   return result;
 }
 
@@ -323,6 +374,9 @@ STABLE_TORCH_LIBRARY_IMPL(gnn_spmm_plugin, CPU, m) {
   m.impl("_pair_gradient", TORCH_BOX(&gsp::pair_gradient));
   m.impl("_edge_softmax", TORCH_BOX(&gsp::edge_softmax));
   m.impl("_edge_softmax_backward", TORCH_BOX(&gsp::edge_softmax_backward));
+  m.impl("_edge_sum", TORCH_BOX(&gsp::edge_sum));
+  m.impl("_edge_sum_backward", TORCH_BOX(&gsp::edge_sum_backward));
+  m.impl("_edge_sum_dot", TORCH_BOX(&gsp::edge_sum_dot));
   m.impl("_from_coo", TORCH_BOX(&gsp::from_coo));
   m.impl("_transpose", TORCH_BOX(&gsp::transpose));
   m.impl("_inverse_degree", TORCH_BOX(&gsp::inverse_degree));

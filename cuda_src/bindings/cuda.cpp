@@ -328,8 +328,8 @@ Tensor spmm_tie_backward(const Tensor& rowptr, const Tensor& col, const Optional
 
 Tensor edge_dot(const char* what, cuda::EdgeOp op, const Sizes& sizes, int64_t heads,
                 const Tensor& rowptr, const Tensor& col, const OptionalTensor& perm,
-                const OptionalTensor& weight, const Tensor& a, const Tensor& b,
-                const Tensor* picks) {
+                const OptionalTensor& weight, const Tensor& a, const Tensor& b, const Tensor* picks,
+                const Tensor* edge = nullptr) {
   if (picks != nullptr) check_contiguous(op == cuda::EdgeOp::kArg ? "arg" : "out", *picks);
   Tensor out = heads == 0 ? fast_empty(a, {sizes.csr.edges}, sizes.type)
                           : fast_empty(a, {sizes.csr.edges, heads}, sizes.type);
@@ -341,6 +341,10 @@ Tensor edge_dot(const char* what, cuda::EdgeOp op, const Sizes& sizes, int64_t h
   p.a = a.const_data_ptr();
   p.b = b.const_data_ptr();
   p.picks = picks != nullptr ? picks->const_data_ptr() : nullptr;
+  if (edge != nullptr) {
+    p.edge = edge->const_data_ptr();
+    p.edge_stride = edge->stride(0);
+  }
   p.out = out.mutable_data_ptr();
   p.a_stride = a.stride(0);
   p.b_stride = b.stride(0);
@@ -374,6 +378,105 @@ Tensor sddmm_tie(const Tensor& rowptr, const Tensor& col, const OptionalTensor& 
   const Sizes sizes = check_sddmm_tie(rowptr, col, perm, weight, grad, x, out, heads);
   return edge_dot("sddmm_tie", cuda::EdgeOp::kTie, sizes, heads, rowptr, col, perm, weight, grad, x,
                   &out);
+}
+
+cuda::Pair pair_of(const Sizes& sizes, const Tensor& rowptr, const Tensor& col,
+                   const OptionalTensor& perm, const Tensor& a, const Tensor& b, const Tensor& att,
+                   double slope) {
+  STD_TORCH_CHECK(sizes.width <= std::numeric_limits<int32_t>::max(), "got ", sizes.width,
+                  " columns, expected fewer than 2^31");
+  cuda::Pair p{sizes.dtype, sizes.csr.wide()};
+  p.rowptr = rowptr.const_data_ptr();
+  p.col = col.const_data_ptr();
+  p.perm = data_or_null(perm);
+  p.a = a.const_data_ptr();
+  p.b = b.const_data_ptr();
+  p.att = att.const_data_ptr();
+  p.a_stride = row_stride("a", a, sizes);
+  p.b_stride = row_stride("b", b, sizes);
+  p.rows = sizes.csr.rows;
+  p.edges = sizes.csr.edges;
+  p.width = static_cast<int>(sizes.width);
+  p.heads = static_cast<int>(sizes.heads);
+  p.slope = slope;
+  kernel_calls.fetch_add(1, std::memory_order_relaxed);
+  return p;
+}
+
+Tensor pair_score(const Tensor& rowptr, const Tensor& col, const OptionalTensor& perm,
+                  const Tensor& a, const Tensor& b, const Tensor& att, double slope) {
+  const Sizes sizes = check_pair_score(rowptr, col, perm, a, b, att);
+  Tensor out = fast_empty(a, {sizes.csr.edges, sizes.heads}, sizes.type);
+  cuda::Pair p = pair_of(sizes, rowptr, col, perm, a, b, att, slope);
+  p.out = out.mutable_data_ptr();
+  const Launch launch(a);
+  launch.check("pair_score", cuda::pair(p, launch.stream()));
+  return out;
+}
+
+std::tuple<Tensor, Tensor> pair_gradient(const Tensor& rowptr, const Tensor& col,
+                                         const OptionalTensor& perm, const Tensor& grad,
+                                         const Tensor& a, const Tensor& b, const Tensor& att,
+                                         double slope) {
+  const Sizes sizes = check_pair_gradient(rowptr, col, perm, grad, a, b, att);
+  Tensor out = fast_empty(a, {sizes.csr.rows, sizes.width}, sizes.type);
+  Tensor out_att = fast_empty(a, {sizes.width}, accumulator_type(sizes.type));
+  cuda::Pair p = pair_of(sizes, rowptr, col, perm, a, b, att, slope);
+  p.gradient = true;
+  p.grad = grad.const_data_ptr();
+  p.out = out.mutable_data_ptr();
+  p.out_att = out_att.mutable_data_ptr();
+  const Launch launch(a);
+  // Freed at the end of this call, and reused in stream order only.
+  Tensor scratch = fast_empty(a, {cuda::pair_bytes(p) / 8 + 1}, ScalarType::Long);
+  p.scratch = scratch.mutable_data_ptr();
+  launch.check("pair_gradient", cuda::pair(p, launch.stream()));
+  return {out, out_att};
+}
+
+Tensor edge_sum(const Tensor& rowptr, const Tensor& col, const OptionalTensor& perm,
+                const OptionalTensor& weight, const Tensor& x, const Tensor& e,
+                const OptionalTensor& items, const std::vector<int64_t>& config, bool mean) {
+  const Sizes sizes = check_edge_sum(rowptr, col, perm, weight, x, e);
+  Tensor out = fast_empty(x, {sizes.csr.rows, sizes.width}, sizes.type);
+  cuda::RowSweep p = sweep_of(sizes, rowptr, col, perm, weight, x, items, config);
+  p.x = x.const_data_ptr();
+  p.x_stride = row_stride("x", x, sizes);
+  p.edge = e.const_data_ptr();
+  p.edge_stride = row_stride("e", e, sizes);
+  p.mean = mean;
+  p.out = out.mutable_data_ptr();
+  run("edge_sum", cuda::RowOp::kEdgeSum, p, sizes, x);
+  return out;
+}
+
+std::tuple<Tensor, Tensor> edge_sum_backward(const Tensor& rowptr, const Tensor& col,
+                                             const OptionalTensor& perm,
+                                             const OptionalTensor& weight, const Tensor& x,
+                                             const Tensor& e, const Tensor& grad,
+                                             const OptionalTensor& items,
+                                             const std::vector<int64_t>& config, bool with_edges) {
+  const Sizes sizes = check_edge_sum_backward(rowptr, col, perm, weight, x, e, grad);
+  Tensor of_x = fast_empty(x, {sizes.csr.rows, sizes.width}, sizes.type);
+  Tensor of_e = fast_empty(x, {with_edges ? sizes.csr.edges : 0, sizes.width}, sizes.type);
+  cuda::RowSweep p = sweep_of(sizes, rowptr, col, perm, weight, grad, items, config);
+  p.x = grad.const_data_ptr();
+  p.x_stride = row_stride("grad", grad, sizes);
+  p.own = x.const_data_ptr();
+  p.own_stride = x.stride(0);
+  p.edge = e.const_data_ptr();
+  p.edge_stride = row_stride("e", e, sizes);
+  p.out = of_x.mutable_data_ptr();
+  if (with_edges) p.out_edge = of_e.mutable_data_ptr();
+  run("edge_sum_backward", cuda::RowOp::kEdgeSumBackward, p, sizes, x);
+  return {of_x, of_e};
+}
+
+Tensor edge_sum_dot(const Tensor& rowptr, const Tensor& col, const OptionalTensor& perm,
+                    const Tensor& grad, const Tensor& x, const Tensor& e) {
+  const Sizes sizes = check_edge_sum_dot(rowptr, col, perm, grad, x, e);
+  return edge_dot("edge_sum_dot", cuda::EdgeOp::kMessage, sizes, 0, rowptr, col, perm, std::nullopt,
+                  grad, x, nullptr, &e);
 }
 
 Tensor softmax(const char* what, const Sizes& sizes, const Tensor& rowptr,
@@ -600,6 +703,11 @@ STABLE_TORCH_LIBRARY_IMPL(gnn_spmm_plugin, CUDA, m) {
   m.impl("_sddmm", TORCH_BOX(&sddmm));
   m.impl("_sddmm_arg", TORCH_BOX(&sddmm_arg));
   m.impl("_sddmm_tie", TORCH_BOX(&sddmm_tie));
+  m.impl("_pair_score", TORCH_BOX(&pair_score));
+  m.impl("_pair_gradient", TORCH_BOX(&pair_gradient));
+  m.impl("_edge_sum", TORCH_BOX(&edge_sum));
+  m.impl("_edge_sum_backward", TORCH_BOX(&edge_sum_backward));
+  m.impl("_edge_sum_dot", TORCH_BOX(&edge_sum_dot));
   m.impl("_edge_softmax", TORCH_BOX(&edge_softmax));
   m.impl("_edge_softmax_backward", TORCH_BOX(&edge_softmax_backward));
   m.impl("_from_coo", TORCH_BOX(&from_coo));

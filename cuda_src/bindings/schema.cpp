@@ -64,14 +64,30 @@ STABLE_TORCH_LIBRARY(gnn_spmm_plugin, m) {
       "_sddmm_tie(Tensor rowptr, Tensor col, Tensor? perm, Tensor? weight, Tensor grad, Tensor x, "
       "Tensor out, int heads) -> Tensor");
   // Per edge, in the caller's order, [E, heads]: <att, act(a[row] + b[col])>, act a leaky ReLU; att
-  // [heads, F / heads] of the same type, contiguous. CPU only.
+  // [heads, F / heads] of the same type, contiguous.
   m.def(
       "_pair_score(Tensor rowptr, Tensor col, Tensor? perm, Tensor a, Tensor b, Tensor att, "
       "float slope) -> Tensor");
-  // Sum over the edges into each row of weight where a[row] + b[col] is positive, of slope * weight
-  // where not: times att, the gradient of a. CPU only.
+  // Of what has the gradient `grad`, [E, heads], of those scores: a's gradient, and a part of
+  // att's, [F] in the type of sums. With S[r] the sum over the edges into a row of grad where a[r]
+  // + b[col] is positive, of slope * grad where not, they are att * S[r] and the sum of a[r] * S[r]
+  // over rows; the other part comes of b in the same way, on the transposed graph.
   m.def(
-      "_pair_gradient(Tensor rowptr, Tensor col, Tensor weight, Tensor a, Tensor b, float slope) "
+      "_pair_gradient(Tensor rowptr, Tensor col, Tensor? perm, Tensor grad, Tensor a, Tensor b, "
+      "Tensor att, float slope) -> (Tensor, Tensor)");
+  // Sum, or mean, of weight * relu(x[col] + e) over the edges into each row; e [E, F] in the
+  // caller's order, as x. One weight an edge.
+  m.def(
+      "_edge_sum(Tensor rowptr, Tensor col, Tensor? perm, Tensor? weight, Tensor x, Tensor e, "
+      "Tensor? items, int[] config, bool mean) -> Tensor");
+  // On the transposed graph, where x[row] + e is positive: weight * grad[col], added up for each
+  // row and, if with_edges, of each edge in the caller's order (else no rows of those).
+  m.def(
+      "_edge_sum_backward(Tensor rowptr, Tensor col, Tensor? perm, Tensor? weight, Tensor x, "
+      "Tensor e, Tensor grad, Tensor? items, int[] config, bool with_edges) -> (Tensor, Tensor)");
+  // As _sddmm: <grad[row], relu(x[col] + e)>, [E].
+  m.def(
+      "_edge_sum_dot(Tensor rowptr, Tensor col, Tensor? perm, Tensor grad, Tensor x, Tensor e) "
       "-> Tensor");
   // Softmax over the edges into each row; [E] or [E, H], in the caller's order.
   m.def("_edge_softmax(Tensor rowptr, Tensor? perm, Tensor logits) -> Tensor");

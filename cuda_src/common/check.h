@@ -390,10 +390,47 @@ inline Sizes check_pair_score(const Tensor& rowptr, const Tensor& col, const Opt
   return s;
 }
 
-inline Sizes check_pair_gradient(const Tensor& rowptr, const Tensor& col, const Tensor& weight,
-                                 const Tensor& a, const Tensor& b) {
-  Sizes s = check_sddmm(rowptr, col, std::nullopt, "a", a, "b", b, 0);
+inline Sizes check_pair_gradient(const Tensor& rowptr, const Tensor& col,
+                                 const OptionalTensor& perm, const Tensor& grad, const Tensor& a,
+                                 const Tensor& b, const Tensor& att) {
+  const Sizes s = check_pair_score(rowptr, col, perm, a, b, att);
+  check_matrix("grad", grad, s.csr.edges, s.heads, s.type, rowptr);
+  check_contiguous("grad", grad);
+  return s;
+}
+
+// Features of edges, in the caller's order.
+inline void check_edge_rows(const Tensor& e, const Sizes& s, const Tensor& rowptr) {
+  check_matrix("e", e, s.csr.edges, s.width, s.type, rowptr);
+}
+
+inline void check_one_weight(const OptionalTensor& weight, const Sizes& s) {
+  if (weight) check_vector("weight", *weight, s.csr.edges, s.type, *weight);
+}
+
+inline Sizes check_edge_sum(const Tensor& rowptr, const Tensor& col, const OptionalTensor& perm,
+                            const OptionalTensor& weight, const Tensor& x, const Tensor& e) {
+  const Sizes s = check_spmm_arg(rowptr, col, perm, weight, x);
+  check_one_weight(weight, s);
+  check_edge_rows(e, s, rowptr);
+  return s;
+}
+
+inline Sizes check_edge_sum_backward(const Tensor& rowptr, const Tensor& col,
+                                     const OptionalTensor& perm, const OptionalTensor& weight,
+                                     const Tensor& x, const Tensor& e, const Tensor& grad) {
+  Sizes s = check_features("grad", grad, check_csr(rowptr, col, perm), rowptr);
   s.heads = check_weight(weight, s.csr, s.width, s.type, rowptr);
+  check_one_weight(weight, s);
+  check_matrix("x", x, s.csr.rows, s.width, s.type, rowptr);
+  check_edge_rows(e, s, rowptr);
+  return s;
+}
+
+inline Sizes check_edge_sum_dot(const Tensor& rowptr, const Tensor& col, const OptionalTensor& perm,
+                                const Tensor& grad, const Tensor& x, const Tensor& e) {
+  const Sizes s = check_sddmm(rowptr, col, perm, "grad", grad, "x", x, 0);
+  check_edge_rows(e, s, rowptr);
   return s;
 }
 

@@ -34,8 +34,9 @@ GSP_HD Index edge_id(const Csr& csr, int64_t j) {
 }
 
 // Which columns count in a dot product: all, those that the edge won, or those where it is among
-// the winners. Or all, of the activated sum of both rows with a third.
-enum class Select { kAll, kArg, kTie, kPair };
+// the winners. Or all, of the activated sum of both rows with a third; or of one row with the
+// positive part of what the other and the edge's own add up to.
+enum class Select { kAll, kArg, kTie, kPair, kMessage };
 
 template <typename T, typename Index, Select kSelect>
 struct Dot {
@@ -53,6 +54,10 @@ struct Dot {
     if constexpr (kSelect == Select::kPair) {
       const auto sum = load<kLanes>(a + column) + right;
       return (sum > 0 ? sum : slope * sum) * load<kLanes>(out + column);
+    }
+    if constexpr (kSelect == Select::kMessage) {
+      const auto sum = right + load<kLanes>(out + column);
+      return load<kLanes>(a + column) * (sum <= 0 ? Value<T, kLanes>{} : sum);
     }
     const auto product = load<kLanes>(a + column) * right;
     if constexpr (kSelect == Select::kArg) {
@@ -119,6 +124,7 @@ void dots(const Problem& problem, const Schedule& schedule) {
         for (int64_t byte = 0; byte < fetched; byte += 64) __builtin_prefetch(soon + byte);
         dot.b = row_of<T>(problem.x, col[j]);
         dot.id = edge_id<Index>(csr, j);
+        if constexpr (kSelect == Select::kMessage) dot.out = row_of<T>(problem.edge, dot.id);
         T* result = static_cast<T*>(problem.result) + int64_t{dot.id} * heads;
         for (int64_t head = 0; head < heads; ++head) {
           if constexpr (kSelect == Select::kTie) dot.weight = weights[j * heads + head];
@@ -291,6 +297,37 @@ struct SoftmaxBackward : SoftmaxBase<T, Index> {
     }
   }
 };
+
+// The sums of all rows; then they become the gradient of a, and what they make of att's, row by
+// row, is added up, some rows at a time and then these in their order.
+template <typename T, typename Index>
+void gradient_of_pairs(const Problem& problem, const Schedule& schedule) {
+  using Scalar = Accumulator<T>;
+  sweep<T, Index, PairGradient>(problem, schedule);
+  constexpr int64_t kRows = 1024;
+  const int64_t width = problem.width, rows = problem.csr.rows;
+  const int64_t parts = (rows + kRows - 1) / kRows;
+  const Buffer<Scalar> buffer(parts * width);
+  const T* att = static_cast<const T*>(problem.out.data);
+  for_each(problem.parallel_for, parts, [&](int64_t part) {
+    Scalar* total = buffer.data + part * width;
+    const int64_t end = (part + 1) * kRows < rows ? (part + 1) * kRows : rows;
+    for (int64_t row = part * kRows; row < end; ++row) {
+      const T* own = row_of<T>(problem.grad, row);
+      T* result = static_cast<T*>(problem.result) + row * width;
+      for (int64_t c = 0; c < width; ++c) {
+        const Scalar sum = load_scalar(result + c);
+        total[c] += sum != 0 ? load_scalar(own + c) * sum : 0;  // it may have no edges, and be NaN
+        store_scalar(result + c, load_scalar(att + c) * sum);
+      }
+    }
+  });
+  auto* result = static_cast<Scalar*>(problem.result_att);
+  for (int64_t c = 0; c < width; ++c) {
+    result[c] = 0;
+    for (int64_t part = 0; part < parts; ++part) result[c] += buffer.data[part * width + c];
+  }
+}
 
 // A piece of a long row keeps what it knows in the schedule's scratch until all pieces are done.
 template <typename Index, typename Operator>

@@ -13,6 +13,7 @@ struct KernelTable {
   Kernel spmm, spmm_arg, spmm_arg_backward, spmm_tie_count, spmm_tie_backward;
   Kernel sddmm, sddmm_arg, sddmm_tie, pair_score, pair_gradient;
   Kernel edge_softmax, edge_softmax_backward;
+  Kernel edge_sum, edge_sum_backward, edge_sum_dot;
 };
 
 extern const KernelTable kBaselineKernels;

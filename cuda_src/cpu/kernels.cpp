@@ -49,5 +49,8 @@ void edge_softmax(const Problem& p) { run(&KernelTable::edge_softmax, p, p.heads
 void edge_softmax_backward(const Problem& p) {
   run(&KernelTable::edge_softmax_backward, p, p.heads);
 }
+void edge_sum(const Problem& p) { run(&KernelTable::edge_sum, p, p.width); }
+void edge_sum_backward(const Problem& p) { run(&KernelTable::edge_sum_backward, p, p.width); }
+void edge_sum_dot(const Problem& p) { run(&KernelTable::edge_sum_dot, p, p.width); }
 
 }  // namespace gsp::cpu

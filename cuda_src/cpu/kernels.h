@@ -39,6 +39,7 @@ struct Problem {
   Matrix grad;                   // one row per output row of the forward
   Matrix out;                    // the forward's output
   Matrix arg;                    // the forward's arg, index type
+  Matrix edge;                   // one row per edge, in the caller's order
   const void* src_scale = nullptr;
   const void* dst_scale = nullptr;
   Matrix self;                       // added to the sum of each row
@@ -52,6 +53,8 @@ struct Problem {
   void* result = nullptr;                // contiguous
   Dtype result_dtype = Dtype::kFloat32;  // of spmm; the others know theirs
   void* result_arg = nullptr;            // contiguous, index type; null where no one asks
+  void* result_att = nullptr;            // of pair_gradient, [width] in the accumulation type
+  void* result_edge = nullptr;           // contiguous, as `edge`; null where no one asks
   ParallelFor parallel_for = nullptr;
 };
 
@@ -63,10 +66,14 @@ void spmm_tie_backward(const Problem& problem);
 void sddmm(const Problem& problem);  // grad: rows of destinations, x: rows of sources
 void sddmm_arg(const Problem& problem);
 void sddmm_tie(const Problem& problem);
-void pair_score(const Problem& problem);     // as sddmm; out: att, the same for all rows
-void pair_gradient(const Problem& problem);  // grad: rows of destinations, x: rows of sources
-void edge_softmax(const Problem& problem);   // x: logits
+void pair_score(const Problem& problem);             // as sddmm; out: att, the same for all rows
+void pair_gradient(const Problem& problem);          // the same; weight: their gradient, by edge id
+void edge_softmax(const Problem& problem);           // x: logits
 void edge_softmax_backward(const Problem& problem);  // x: probabilities, grad: their gradient
+
+void edge_sum(const Problem& problem);
+void edge_sum_backward(const Problem& problem);  // x: rows of sources, grad: of destinations
+void edge_sum_dot(const Problem& problem);       // as sddmm
 
 const char* instruction_set();  // "avx512", "avx2" or "baseline": what the kernels run on here
 

@@ -54,6 +54,13 @@ void run_dots(const Problem& problem, const Schedule& schedule) {
   });
 }
 
+void run_pair_gradient(const Problem& problem, const Schedule& schedule) {
+  dispatch(problem, [&](auto types) {
+    using S = decltype(types);
+    gradient_of_pairs<typename S::Feature, typename S::Idx>(problem, schedule);
+  });
+}
+
 template <template <typename, typename> class Operator>
 void run_normalise(const Problem& problem, const Schedule& schedule) {
   dispatch(problem, [&](auto types) {
@@ -84,6 +91,14 @@ void run_arg(const Problem& problem, const Schedule& schedule) {
   }
 }
 
+void run_edge_sum_backward(const Problem& problem, const Schedule& schedule) {
+  if (problem.result_edge != nullptr) {
+    run_sweep<EdgeSumBackward<true>>(problem, schedule);
+  } else {
+    run_sweep<EdgeSumBackward<false>>(problem, schedule);
+  }
+}
+
 }  // namespace
 
 const KernelTable GSP_KERNEL_TABLE = {
@@ -97,9 +112,12 @@ const KernelTable GSP_KERNEL_TABLE = {
     run_dots<Select::kArg>,
     run_dots<Select::kTie>,
     run_dots<Select::kPair>,
-    run_sweep<PairGradient>,
+    run_pair_gradient,
     run_normalise<Softmax>,
     run_normalise<SoftmaxBackward>,
+    run_sweep<EdgeSum>,
+    run_edge_sum_backward,
+    run_dots<Select::kMessage>,
 };
 
 }  // namespace gsp::cpu

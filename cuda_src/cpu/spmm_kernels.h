@@ -88,12 +88,31 @@ GSP_HD Factors<typename B::T> edge_weights(const B& block) {
   return {p.weight, block.columns.head, p.heads};
 }
 
-template <typename T, typename Index>
+template <template <typename> class Message, typename T, typename Index>
 Accumulator<T> mean_of_scaled(const Problem& problem, Columns column, int64_t first, int64_t last);
 
+// The sum of a row's messages, which have a `factor`, divided by the number of its edges.
+template <template <typename> class Message, typename B>
+GSP_HD typename B::Value mean_of(const B& block, typename B::Value sum, int64_t first, int64_t last,
+                                 int k) {
+  using Scalar = Accumulator<typename B::T>;
+  const Problem& p = block.problem;
+  sum /= static_cast<Scalar>(last - first);
+  const bool finite = sum_of_lanes<B::kLanes, Scalar>(sum - sum) == 0;
+  if (!finite) {
+    for (int lane = 0; lane < B::kLanes; ++lane) {
+      const int64_t column = block.column(k) + lane;
+      sum[lane] = mean_of_scaled<Message, typename B::T, typename B::Index>(
+          p, {column, column, column / (p.width / p.heads)}, first, last);
+    }
+  }
+  return sum;
+}
+
 // What an edge sends, operator by operator. row(r) comes first, then for each of its edges edge(j,
-// col[j]), and message(k) for each vector of the block; ahead(c) says that c will be asked for
-// soon. finish() writes one vector of the result, finish_row() follows when all are written.
+// col[j]), and message(k) for each vector of the block; ahead(j, col[j]) says that they will be
+// asked for soon. finish() writes one vector of the result, finish_row() follows when all are
+// written.
 struct MessageBase {
   GSP_HD void row(int64_t) {}
   GSP_HD void finish_row(int64_t, int64_t, int64_t) const {}
@@ -116,6 +135,11 @@ GSP_HD void store_result(const Problem& problem, int64_t at, V value) {
   }
 }
 
+template <typename B, bool kWeighted>
+struct SumMessage;
+template <typename B>
+using WeightedSumMessage = SumMessage<B, true>;
+
 // sum and mean: w * src_scale * x of the edge's source.
 template <typename B, bool kWeighted>
 struct SumMessage : MessageBase {
@@ -130,7 +154,7 @@ struct SumMessage : MessageBase {
   Scalar factor = 1;
 
   explicit GSP_HD SumMessage(const B& b) : block(b) {}
-  GSP_HD void ahead(int64_t source) const { x.prefetch(source); }
+  GSP_HD void ahead(int64_t, int64_t source) const { x.prefetch(source); }
   GSP_HD void edge(int64_t j, int64_t source) {
     features = x[source];
     if constexpr (kWeighted) factor = weights[j] * scales[source];
@@ -146,15 +170,7 @@ struct SumMessage : MessageBase {
     const Problem& p = block.problem;
     typename B::Value value = reducer.value;
     if (p.mean && last > first) {
-      value /= static_cast<Scalar>(last - first);
-      const bool finite = sum_of_lanes<B::kLanes, Scalar>(value - value) == 0;
-      if (!finite) {
-        for (int lane = 0; lane < B::kLanes; ++lane) {
-          const int64_t column = block.column(k) + lane;
-          value[lane] = mean_of_scaled<T, typename B::Index>(
-              p, {column, column, column / (p.width / p.heads)}, first, last);
-        }
-      }
+      value = mean_of<WeightedSumMessage>(block, value, first, last, k);
     }
     if (p.dst_scale != nullptr) value *= static_cast<const Scalar*>(p.dst_scale)[row];
     const int64_t column = block.column(k);
@@ -199,7 +215,7 @@ struct HeadSumMessage : SumMessage<B, true> {
 
 // One column's mean over edges [first, last), where the plain sum overflows: each term is first
 // made as small as keeps any sum of them in range.
-template <typename T, typename Index>
+template <template <typename> class Message, typename T, typename Index>
 __attribute__((noinline, cold)) Accumulator<T> mean_of_scaled(const Problem& problem,
                                                               Columns column, int64_t first,
                                                               int64_t last) {
@@ -207,7 +223,7 @@ __attribute__((noinline, cold)) Accumulator<T> mean_of_scaled(const Problem& pro
   Scalar scale = 1;
   while (scale * static_cast<Scalar>(last - first) > 1) scale /= 2;
   const Block<T, Index, 1, 1> block{problem, column};
-  SumMessage<Block<T, Index, 1, 1>, true> message(block);
+  Message<Block<T, Index, 1, 1>> message(block);
   Scalar sum = 0;
   for (int64_t j = first; j < last; ++j) {
     message.edge(j, static_cast<const Index*>(problem.csr.col)[j]);
@@ -231,7 +247,7 @@ struct ArgMessage : MessageBase {
   Accumulator<T> factor = 1;
 
   explicit GSP_HD ArgMessage(const B& b) : block(b) {}
-  GSP_HD void ahead(int64_t source) const { x.prefetch(source); }
+  GSP_HD void ahead(int64_t, int64_t source) const { x.prefetch(source); }
   GSP_HD void edge(int64_t j, int64_t source) {
     features = x[source];
     if constexpr (kWeighted) factor = weights[j];
@@ -296,7 +312,7 @@ struct ArgBackwardMessage : MessageBase {
   Accumulator<T> factor = 1;
 
   explicit GSP_HD ArgBackwardMessage(const B& b) : block(b) {}
-  GSP_HD void ahead(int64_t destination) const {
+  GSP_HD void ahead(int64_t, int64_t destination) const {
     all_grad.prefetch(destination);
     all_arg.prefetch(destination);
   }
@@ -332,7 +348,7 @@ struct TieCountMessage : MessageBase {
   Accumulator<T> factor = 1;
 
   explicit GSP_HD TieCountMessage(const B& b) : block(b) {}
-  GSP_HD void ahead(int64_t source) const { x.prefetch(source); }
+  GSP_HD void ahead(int64_t, int64_t source) const { x.prefetch(source); }
   GSP_HD void row(int64_t r) { out = all_out[r]; }
   GSP_HD void edge(int64_t j, int64_t source) {
     features = x[source];
@@ -366,7 +382,7 @@ struct TieBackwardMessage : MessageBase {
   Accumulator<T> factor = 1;
 
   explicit GSP_HD TieBackwardMessage(const B& b) : block(b) {}
-  GSP_HD void ahead(int64_t destination) const {
+  GSP_HD void ahead(int64_t, int64_t destination) const {
     all_grad.prefetch(destination);
     all_out.prefetch(destination);
   }
@@ -393,29 +409,130 @@ struct TieBackwardMessage : MessageBase {
 template <typename B>
 struct PairGradientMessage : MessageBase {
   using T = typename B::T;
+  using Index = typename B::Index;
   using Scalar = Accumulator<T>;
   static constexpr Reduce kReduce = Reduce::kSum;
   const B& block;
   Rows<B> x{block, block.problem.x};
   Rows<B> all_own{block, block.problem.grad};
   Factors<T> weights = edge_weights(block);
+  const Index* perm = static_cast<const Index*>(block.problem.csr.perm);
   Scalar slope = static_cast<Scalar>(block.problem.slope);
   const T* features = nullptr;
   const T* own = nullptr;
   Scalar factor = 1;
 
   explicit GSP_HD PairGradientMessage(const B& b) : block(b) {}
-  GSP_HD void ahead(int64_t source) const { x.prefetch(source); }
+  GSP_HD void ahead(int64_t, int64_t source) const { x.prefetch(source); }
   GSP_HD void row(int64_t r) { own = all_own[r]; }
   GSP_HD void edge(int64_t j, int64_t source) {
     features = x[source];
-    factor = weights[j];
+    factor = weights[perm ? int64_t{perm[j]} : j];
   }
   GSP_HD typename B::Value message(int k) const {
     using Value = typename B::Value;
     const Value sum =
         load<B::kLanes>(own + block.offset(k)) + load<B::kLanes>(features + block.offset(k));
     return sum > 0 ? Value{} + factor : Value{} + factor * slope;
+  }
+  template <typename R>
+  GSP_HD void finish(int64_t row, int64_t, int64_t, const R& reducer, int k) const {
+    store_sum<T>(block, row, reducer, k);
+  }
+};
+
+// The rows of Problem::edge, which edges are found in by their ids.
+template <typename B>
+struct EdgeRows {
+  using Index = typename B::Index;
+  Rows<B> rows;
+  const Index* perm;
+
+  explicit GSP_HD EdgeRows(const B& block)
+      : rows(block, block.problem.edge), perm(static_cast<const Index*>(block.problem.csr.perm)) {}
+  GSP_HD int64_t id(int64_t j) const { return perm ? int64_t{perm[j]} : j; }
+};
+
+// sum and mean of w * relu(x + e), x of the edge's source and e its own.
+template <typename B>
+struct EdgeSumMessage : MessageBase {
+  using T = typename B::T;
+  static constexpr Reduce kReduce = Reduce::kSum;
+  const B& block;
+  Rows<B> x{block, block.problem.x};
+  EdgeRows<B> edges{block};
+  Factors<T> weights = edge_weights(block);
+  const T* features = nullptr;
+  const T* own = nullptr;
+  Accumulator<T> factor = 1;
+
+  explicit GSP_HD EdgeSumMessage(const B& b) : block(b) {}
+  GSP_HD void ahead(int64_t j, int64_t source) const {
+    x.prefetch(source);
+    edges.rows.prefetch(edges.id(j));
+  }
+  GSP_HD void edge(int64_t j, int64_t source) {
+    features = x[source];
+    own = edges.rows[edges.id(j)];
+    factor = weights[j];
+  }
+  GSP_HD typename B::Value message(int k) const {
+    using Value = typename B::Value;
+    const Value sum =
+        load<B::kLanes>(features + block.offset(k)) + load<B::kLanes>(own + block.offset(k));
+    return factor * (sum <= 0 ? Value{} : sum);  // NaN stays
+  }
+  template <typename R>
+  GSP_HD void finish(int64_t row, int64_t first, int64_t last, const R& reducer, int k) const {
+    const Problem& p = block.problem;
+    auto value = reducer.value;
+    if (p.mean && last > first) value = mean_of<EdgeSumMessage>(block, value, first, last, k);
+    store<B::kLanes>(static_cast<T*>(p.result) + row * p.width + block.column(k), value);
+  }
+};
+
+// Its gradient, on the transposed graph: w * grad of the edge's destination where x + e is
+// positive, that of x added up, and where kEdges that of each e.
+template <typename B, bool kEdges>
+struct EdgeSumBackwardMessage : MessageBase {
+  using T = typename B::T;
+  static constexpr Reduce kReduce = Reduce::kSum;
+  const B& block;
+  Rows<B> x{block, block.problem.x};
+  Rows<B> all_grad{block, block.problem.grad};
+  EdgeRows<B> edges{block};
+  Factors<T> weights = edge_weights(block);
+  Rows<B> results{block, kEdges ? Matrix{block.problem.result_edge, block.problem.width}
+                                : block.problem.edge};  // of edges, as `edges.rows`
+  const T* features = nullptr;
+  const T* own = nullptr;
+  const T* grad = nullptr;
+  T* result = nullptr;
+  Accumulator<T> factor = 1;
+
+  explicit GSP_HD EdgeSumBackwardMessage(const B& b) : block(b) {}
+  GSP_HD void ahead(int64_t j, int64_t destination) const {
+    const int64_t id = edges.id(j);
+    all_grad.prefetch(destination);
+    edges.rows.prefetch(id);
+    if constexpr (kEdges) results.prefetch(id);  // or a store waits for its line
+  }
+  GSP_HD void row(int64_t r) { features = x[r]; }
+  GSP_HD void edge(int64_t j, int64_t destination) {
+    const int64_t id = edges.id(j);
+    own = edges.rows[id];
+    grad = all_grad[destination];
+    factor = weights[j];
+    if constexpr (kEdges) result = const_cast<T*>(results[id]);
+  }
+  GSP_HD typename B::Value message(int k) const {
+    using Value = typename B::Value;
+    const Value sum =
+        load<B::kLanes>(features + block.offset(k)) + load<B::kLanes>(own + block.offset(k));
+    const Value value = factor * load<B::kLanes>(grad + block.offset(k));
+    const Value back = sum <= 0 ? Value{} : value;
+    if constexpr (kEdges) store<B::kLanes>(result + block.offset(k), back);
+    return back;
   }
   template <typename R>
   GSP_HD void finish(int64_t row, int64_t, int64_t, const R& reducer, int k) const {
@@ -440,7 +557,8 @@ struct Sweep {
                     int64_t end) const {
     const int64_t last_edge = block.problem.csr.edges - 1;
     for (int64_t j = begin; j < end; ++j) {
-      message.ahead(col[j + kAhead < last_edge ? j + kAhead : last_edge]);
+      const int64_t later = j + kAhead < last_edge ? j + kAhead : last_edge;
+      message.ahead(later, col[later]);
       message.edge(j, col[j]);
       const auto position =
           typename B::Position{} + static_cast<PositionScalar<typename B::T>>(j - first);
@@ -605,6 +723,17 @@ struct TieBackward : OperatorBase {
 struct PairGradient : OperatorBase {
   template <typename B>
   using Message = PairGradientMessage<B>;
+  static constexpr int kMost = 4;
+};
+struct EdgeSum : OperatorBase {
+  template <typename B>
+  using Message = EdgeSumMessage<B>;
+  static constexpr int kMost = 4;
+};
+template <bool kEdges>
+struct EdgeSumBackward : OperatorBase {
+  template <typename B>
+  using Message = EdgeSumBackwardMessage<B, kEdges>;
   static constexpr int kMost = 4;
 };
 

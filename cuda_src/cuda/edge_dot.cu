@@ -14,9 +14,11 @@ static cudaError_t launch(const EdgeDot& p, cudaStream_t stream) {
   a.b = static_cast<const T*>(p.b);
   if (kPick == Pick::kArg) a.arg = static_cast<const Index*>(p.picks);
   if (kPick == Pick::kTie) a.best = static_cast<const T*>(p.picks);
+  a.edge = static_cast<const T*>(p.edge);
   a.out = static_cast<T*>(p.out);
   a.a_stride = p.a_stride;
   a.b_stride = p.b_stride;
+  a.edge_stride = p.edge_stride;
   a.rows = p.rows;
   a.edges = p.edges;
   a.width = p.width;
@@ -37,7 +39,7 @@ static cudaError_t choose(const EdgeDot& p, cudaStream_t stream) {
   };
   if (p.wide_index) return launch<T, int64_t, 1, kPick>(p, stream);
   if (p.width / (p.heads > 0 ? p.heads : 1) % kWide == 0 && aligned(p.a, p.a_stride) &&
-      aligned(p.b, p.b_stride)) {
+      aligned(p.b, p.b_stride) && aligned(p.edge, p.edge_stride)) {
     return launch<T, int, kWide, kPick>(p, stream);
   }
   return launch<T, int, 1, kPick>(p, stream);
@@ -52,6 +54,8 @@ static cudaError_t run(EdgeOp op, const EdgeDot& p, cudaStream_t stream) {
       return choose<T, Pick::kArg>(p, stream);
     case EdgeOp::kTie:
       return choose<T, Pick::kTie>(p, stream);
+    case EdgeOp::kMessage:
+      return choose<T, Pick::kMessage>(p, stream);
   }
   return cudaErrorInvalidValue;
 }

@@ -19,9 +19,11 @@ struct EdgeDotArgs {
   const T* b;
   const Index* arg;  // EdgeOp::kArg: winning edge of each element of a
   const T* best;     // EdgeOp::kTie: result that a message has to equal
+  const T* edge;     // EdgeOp::kMessage: a row an edge, in the caller's order
   T* out;
   int64_t a_stride;
   int64_t b_stride;
+  int64_t edge_stride;
   int64_t rows;
   int64_t edges;
   int width;
@@ -30,13 +32,14 @@ struct EdgeDotArgs {
   int log_lanes;
 };
 
-enum class Pick { kAll, kArg, kTie };
+enum class Pick { kAll, kArg, kTie, kMessage };
 
 template <typename T, typename Index, int kVec, Pick kPick>
 __global__ void __launch_bounds__(kThreads) edge_dot(EdgeDotArgs<T, Index> p) {
   using Acc = acc_t<T>;
-  constexpr int kRun = 16;                             // edges a group
-  constexpr int kUnroll = sizeof(Index) == 4 ? 4 : 1;  // of them in flight
+  constexpr int kRun = 16;  // edges a group
+  // Of them in flight.
+  constexpr int kUnroll = sizeof(Index) == 8 ? 1 : kPick == Pick::kMessage ? 2 : 4;
   const int lanes = 1 << p.log_lanes, lane = int(threadIdx.x) & (lanes - 1);
   const int64_t group = (int64_t(blockIdx.x) * kThreads + threadIdx.x) >> p.log_lanes;
   const int64_t first = group * kRun, end = first + kRun < p.edges ? first + kRun : p.edges;
@@ -79,12 +82,14 @@ __global__ void __launch_bounds__(kThreads) edge_dot(EdgeDotArgs<T, Index> p) {
       }
       const int stop = (h + 1) * p.head_width;
       for (int c = h * p.head_width + lane * kVec; c < stop; c += lanes * kVec) {
-        Vec<T, kVec> a[kUnroll], b[kUnroll];
+        Vec<T, kVec> a[kUnroll], b[kUnroll], own[kPick == Pick::kMessage ? kUnroll : 1];
 #pragma unroll
         for (int u = 0; u < kUnroll; ++u) {
           if (!ok[u]) continue;
           a[u] = load<T, kVec>(p.a + row[u] * p.a_stride + c);
           b[u] = load<T, kVec>(p.b + col[u] * p.b_stride + c);
+          if constexpr (kPick == Pick::kMessage)
+            own[u] = load_once_if<T, kVec>(true, p.edge + int64_t(id[u]) * p.edge_stride + c);
         }
 #pragma unroll
         for (int u = 0; u < kUnroll; ++u) {
@@ -96,6 +101,9 @@ __global__ void __launch_bounds__(kThreads) edge_dot(EdgeDotArgs<T, Index> p) {
               sum[u] += av * bv;
             } else if constexpr (kPick == Pick::kArg) {
               if (p.arg[row[u] * p.width + c + i] == id[u]) sum[u] += av * bv;
+            } else if constexpr (kPick == Pick::kMessage) {
+              const Acc message = bv + widen<T>(own[u].v[i]);
+              sum[u] += av * (message <= Acc(0) ? Acc(0) : message);  // NaN stays
             } else {
               const Acc best = widen<T>(p.best[row[u] * p.width + c + i]);
               if (same(round_to<T>(w[u] * bv), best)) sum[u] += av * bv;

@@ -1,3 +1,4 @@
+#include "cuda/alignment.h"
 #include "cuda/edge_softmax.cuh"
 #include "cuda/launch.h"
 
@@ -13,7 +14,8 @@ static cudaError_t launch(const EdgeSoftmax& p, cudaStream_t stream) {
   a.out = static_cast<T*>(p.out);
   a.rows = p.rows;
   a.heads = p.heads;
-  a.long_row = 1024;  // a warp needs 32 rounds for it
+  a.log_lanes = log2_ceil(p.heads < 32 ? p.heads : 32);
+  a.long_row = 1024 >> a.log_lanes;  // a warp needs 32 rounds for it
   const unsigned blocks = unsigned((p.rows + kWarps - 1) / kWarps);
   if (p.grad == nullptr) {
     GSP_LAUNCH((edge_softmax<T, Index, false>), blocks, stream, a);

@@ -1,6 +1,5 @@
-// Softmax over the edges into each row, and its gradient. A warp has a row; a long row is swept by
-// the whole block. Heads lie side by side in memory and are taken one after the other; what one
-// head's pass loads serves the next from L1.
+// Softmax over the edges into each row, and its gradient. A warp has a row, whose edges it takes
+// several at a time, a lane for each head; a long row is swept by the whole block.
 #pragma once
 
 #include "cuda/vec.cuh"
@@ -16,19 +15,23 @@ struct SoftmaxArgs {
   T* out;
   int64_t rows;
   int heads;
+  int log_lanes;  // of an edge
   int long_row;
 };
 
-// Folds `v` over the threads of one row, in a fixed order; every one of them gets the result.
+// Folds `v` over the threads of one row that have the same head, every `lanes`-th, in a fixed
+// order; every one of them gets the result.
 template <typename Acc, typename Fold>
-__device__ __forceinline__ Acc fold_row(Acc v, Fold fold, bool whole_block, Acc* shared) {
-  for (int d = 16; d > 0; d >>= 1) v = fold(v, __shfl_xor_sync(kFullMask, v, d));
+__device__ __forceinline__ Acc fold_row(Acc v, Fold fold, int lanes, bool whole_block,
+                                        Acc* shared) {
+  for (int d = 16; d >= lanes; d >>= 1) v = fold(v, __shfl_xor_sync(kFullMask, v, d));
   if (!whole_block) return v;
+  const int head = int(threadIdx.x) & (lanes - 1);
   __syncthreads();  // shared may still be read by the fold before
-  if ((threadIdx.x & 31) == 0) shared[threadIdx.x >> 5] = v;
+  if ((int(threadIdx.x) & 31) < lanes) shared[(threadIdx.x >> 5) * 32 + head] = v;
   __syncthreads();
-  v = shared[0];
-  for (int w = 1; w < kWarps; ++w) v = fold(v, shared[w]);
+  v = shared[head];
+  for (int w = 1; w < kWarps; ++w) v = fold(v, shared[w * 32 + head]);
   return v;
 }
 
@@ -36,49 +39,54 @@ template <typename T, typename Index, bool kBackward>
 __device__ __forceinline__ void softmax_row(const SoftmaxArgs<T, Index>& a, int64_t begin,
                                             int64_t end, bool whole_block, acc_t<T>* shared) {
   using Acc = acc_t<T>;
-  const int64_t first = begin + (whole_block ? int(threadIdx.x) : int(threadIdx.x) & 31);
-  const int step = whole_block ? kThreads : 32;
-  const auto at = [&](int64_t j, int h) {
-    return int64_t(a.perm == nullptr ? Index(j) : a.perm[j]) * a.heads + h;
-  };
+  const int thread = whole_block ? int(threadIdx.x) : int(threadIdx.x) & 31;
+  const int lanes = 1 << a.log_lanes, step = (whole_block ? kThreads : 32) >> a.log_lanes;
   const auto add = [](Acc x, Acc y) { return x + y; };
-  for (int h = 0; h < a.heads; ++h) {
+  for (int from = 0; from < a.heads; from += lanes) {
+    const int h = from + (thread & (lanes - 1));
+    // A lane without a head has no edges either.
+    const int64_t first = h < a.heads ? begin + (thread >> a.log_lanes) : end;
+    const auto at = [&](int64_t j) {
+      return int64_t(a.perm == nullptr ? Index(j) : a.perm[j]) * a.heads + h;
+    };
     if constexpr (kBackward) {
       Acc dot = 0;
 #pragma unroll 1
       for (int64_t j = first; j < end; j += step)
-        dot += widen<T>(a.in[at(j, h)]) * widen<T>(a.grad[at(j, h)]);
-      dot = fold_row(dot, add, whole_block, shared);
+        dot += widen<T>(a.in[at(j)]) * widen<T>(a.grad[at(j)]);
+      dot = fold_row(dot, add, lanes, whole_block, shared);
 #pragma unroll 1
       for (int64_t j = first; j < end; j += step) {
-        const int64_t k = at(j, h);
+        const int64_t k = at(j);
         a.out[k] = narrow<T>(widen<T>(a.in[k]) * (widen<T>(a.grad[k]) - dot));
       }
     } else {
       Acc top = -INFINITY;
 #pragma unroll 1
       for (int64_t j = first; j < end; j += step) {
-        const Acc v = widen<T>(a.in[at(j, h)]);
+        const Acc v = widen<T>(a.in[at(j)]);
         top = v > top || v != v ? v : top;
       }
-      top =
-          fold_row(top, [](Acc x, Acc y) { return y > x || y != y ? y : x; }, whole_block, shared);
+      top = fold_row(
+          top, [](Acc x, Acc y) { return y > x || y != y ? y : x; }, lanes, whole_block, shared);
       Acc sum = 0;
 #pragma unroll 1
-      for (int64_t j = first; j < end; j += step) sum += exp(widen<T>(a.in[at(j, h)]) - top);
-      sum = fold_row(sum, add, whole_block, shared);
+      for (int64_t j = first; j < end; j += step) sum += exp(widen<T>(a.in[at(j)]) - top);
+      sum = fold_row(sum, add, lanes, whole_block, shared);
 #pragma unroll 1
       for (int64_t j = first; j < end; j += step) {
-        const int64_t k = at(j, h);
+        const int64_t k = at(j);
         a.out[k] = narrow<T>(exp(widen<T>(a.in[k]) - top) / sum);
       }
     }
   }
 }
 
+// (Without a number of blocks, ptxas keeps to 32 registers, and spills.)
 template <typename T, typename Index, bool kBackward>
-__global__ void __launch_bounds__(kThreads) edge_softmax(SoftmaxArgs<T, Index> a) {
-  __shared__ acc_t<T> shared[kWarps];
+__global__ void __launch_bounds__(kThreads, sizeof(T) == 8 ? 5 : 6)
+    edge_softmax(SoftmaxArgs<T, Index> a) {
+  __shared__ acc_t<T> shared[kWarps * 32];
   const int64_t base = int64_t(blockIdx.x) * kWarps;
   const int64_t mine = base + (threadIdx.x >> 5);
   if (mine < a.rows && int64_t(a.rowptr[mine + 1]) - a.rowptr[mine] <= a.long_row) {

@@ -10,7 +10,15 @@
 
 namespace gsp::cuda {
 
-enum class RowOp { kSum, kExtremum, kArgBackward, kTieCount, kTieBackward };
+enum class RowOp {
+  kSum,
+  kExtremum,
+  kArgBackward,
+  kTieCount,
+  kTieBackward,
+  kEdgeSum,
+  kEdgeSumBackward
+};
 
 // What becomes of a sum (epilogue.cuh), with the types erased; and where any result goes.
 struct SumEnd {
@@ -40,9 +48,11 @@ struct RowSweep : SumEnd {
   const void* own = nullptr;
   const void* arg = nullptr;
   const void* src_scale = nullptr;
-  bool minimum = false;     // of extrema: not the maximum
-  void* out_arg = nullptr;  // of extrema, or null
-  int64_t x_stride = 0, other_stride = 0, own_stride = 0;
+  const void* edge = nullptr;  // a row an edge, in the caller's order
+  void* out_edge = nullptr;    // as `edge`, or null
+  bool minimum = false;        // of extrema: not the maximum
+  void* out_arg = nullptr;     // of extrema, or null
+  int64_t x_stride = 0, other_stride = 0, own_stride = 0, edge_stride = 0;
   int64_t rows = 0, edges = 0, cols = 0;
   int heads = 0;  // 0: one weight for all columns
   int64_t long_row = 0, chunk = 0;
@@ -94,10 +104,11 @@ struct PcsrSpmm : SumEnd {
 
 cudaError_t pcsr_spmm(const PcsrSpmm& p, cudaStream_t stream);
 
-enum class EdgeOp { kDot, kArg, kTie };
+enum class EdgeOp { kDot, kArg, kTie, kMessage };
 
 // A dot product per edge of a[row] and b[column]: all of it, only where the edge won (picks = arg),
-// or only where the message equals the result (picks = out).
+// or only where the message equals the result (picks = out); or of a[row] and the positive part of
+// b[column] + edge.
 struct EdgeDot {
   Dtype dtype;
   bool wide_index;
@@ -108,14 +119,41 @@ struct EdgeDot {
   const void* a = nullptr;
   const void* b = nullptr;
   const void* picks = nullptr;
+  const void* edge = nullptr;
   void* out = nullptr;
-  int64_t a_stride = 0, b_stride = 0;
+  int64_t a_stride = 0, b_stride = 0, edge_stride = 0;
   int64_t rows = 0, edges = 0;
   int width = 0;
   int heads = 0;  // 0: one product an edge
 };
 
 cudaError_t edge_dot(EdgeOp op, const EdgeDot& p, cudaStream_t stream);
+
+// GATv2's scores of edges (pair.cuh), or, where `grad` is given, their gradient by a.
+struct Pair {
+  Dtype dtype;
+  bool wide_index;
+  bool gradient = false;  // of the scores, else these themselves
+  const void* rowptr = nullptr;
+  const void* col = nullptr;
+  const void* perm = nullptr;
+  const void* grad = nullptr;
+  const void* a = nullptr;
+  const void* b = nullptr;
+  const void* att = nullptr;
+  void* out = nullptr;
+  void* out_att = nullptr;  // of a gradient
+  int64_t a_stride = 0, b_stride = 0;
+  int64_t rows = 0, edges = 0;
+  int width = 0;
+  int heads = 1;
+  double slope = 0;
+  void* scratch = nullptr;    // of a gradient: pair_bytes
+  int64_t threads = 1 << 20;  // to share the edges of a large graph: a few rounds of a large GPU's
+};
+
+int64_t pair_bytes(const Pair& p);
+cudaError_t pair(const Pair& p, cudaStream_t stream);
 
 struct EdgeSoftmax {
   Dtype dtype;

@@ -6,7 +6,15 @@ GSP_FOR_EACH_DTYPE(GSP_DECLARE)
 
 template <typename T>
 static cudaError_t run(RowOp op, const RowSweep& p, cudaStream_t stream) {
-  return op == RowOp::kSum ? sum_of<T>(p, stream) : extremum_of<T>(op, p, stream);
+  switch (op) {
+    case RowOp::kSum:
+      return sum_of<T>(p, stream);
+    case RowOp::kEdgeSum:
+    case RowOp::kEdgeSumBackward:
+      return edge_sum_of<T>(op, p, stream);
+    default:
+      return extremum_of<T>(op, p, stream);
+  }
 }
 
 cudaError_t row_sweep(RowOp op, const RowSweep& p, cudaStream_t stream) {

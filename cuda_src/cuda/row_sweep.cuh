@@ -37,12 +37,15 @@ struct SweepArgs {
   const T* own;       // read by row
   const Index* arg;   // gathered by column
   const acc_t<T>* src_scale;
+  const T* edge;         // read by edge id
+  T* out_edge;           // written by edge id, [edges, width]
   Epilogue<T> epilogue;  // of sums; it has the output of all
   Index* out_arg;
   // Bytes between rows of what is gathered. As wide as indices, so that an address takes one
   // multiply-add.
   Index x_stride;
   Index other_stride;
+  Index edge_stride;
   int64_t own_stride;
   int64_t rows;
   acc_t<T> sign;  // of extrema: 1 for maxima, -1 for minima
@@ -149,6 +152,7 @@ struct AddOp : OpBase<T, Index, kVec, kFold> {
   using typename Base::Acc;
   using typename Base::Args;
   using typename Base::Cols;
+  using Merging = AddOp;  // what folds pieces of rows: the same for all that add
   static constexpr bool kHasArg = false;
 
   struct State {
@@ -329,6 +333,7 @@ struct ExtremumOp : OpBase<T, Index, kVec, kFold> {
   using typename Base::Args;
   using typename Base::Cols;
   using typename Base::Tap;
+  using Merging = ExtremumOp;
   static constexpr bool kHasArg = kArg;
   static constexpr int kBlocks = kVec == 8 ? 2 : 3;
   static constexpr int kItemBlocks = !kPlain || sizeof(T) != 4 ? 2 * kBlocks : kFold == 1 ? 10 : 8;
@@ -609,6 +614,129 @@ struct TieBackwardOp : AddOp<T, Index, kVec, kFold> {
         const Acc m = round_to<T>(e.w[k] * widen<T>(r.x[k].v[i]));
         if (same(m, widen<T>(e.best[k].v[i]))) s.v[k][i] += e.w[k] * widen<T>(e.g[k].v[i]);
       }
+    }
+  }
+};
+
+// What the two Ops below read of an edge before anything that its column leads to.
+template <typename Acc, typename Index>
+struct EdgeTap {
+  Index col;
+  Index id;
+  Acc w;
+
+  template <typename T>
+  __device__ __forceinline__ EdgeTap(const SweepArgs<T, Index>& a, Position<Index> j, bool ok)
+      : col(ok ? a.col[j] : Index(0)),
+        id(a.perm == nullptr ? Index(j)
+           : ok              ? a.perm[j]
+                             : Index(0)),
+        w(a.weight == nullptr ? Acc(1)
+          : ok                ? widen<T>(a.weight[j])
+                              : Acc(0)) {}
+  EdgeTap() = default;
+};
+
+// Sum and mean of w * relu(x[col] + edge). An edge that is not there was gathered as zeros.
+template <typename T, typename Index, int kVec, int kFold>
+struct EdgeSumOp : AddOp<T, Index, kVec, kFold> {
+  using Base = AddOp<T, Index, kVec, kFold>;
+  using typename Base::Acc;
+  using typename Base::Args;
+  using typename Base::Cols;
+  using typename Base::State;
+  static constexpr int kUnroll = 4;
+
+  using Tap = EdgeTap<Acc, Index>;
+  static __device__ __forceinline__ Tap tap(const Args& a, Position<Index> j, bool ok) {
+    return Tap(a, j, ok);
+  }
+  struct Row {};
+  struct Edge {
+    Acc w;
+    Vec<T, kVec> x[kFold];
+    Vec<T, kVec> own[kFold];
+  };
+  static __device__ __forceinline__ void begin(const Args&, int64_t, const Cols&, Row&) {}
+  static __device__ __forceinline__ void gather(const Args& a, const Row&, Position<Index>,
+                                                const Tap& t, bool ok, const Cols& c, Edge& e) {
+    e.w = t.w;
+#pragma unroll
+    for (int k = 0; k < kFold; ++k) {
+      e.x[k] = load_if<T, kVec>(ok, row_of(a.x + c.at[k], t.col, a.x_stride));
+      e.own[k] = load_once_if<T, kVec>(ok, row_of(a.edge + c.at[k], t.id, a.edge_stride));
+    }
+  }
+  static __device__ __forceinline__ void update(State& s, const Row&, const Edge& e, Index, bool) {
+#pragma unroll
+    for (int k = 0; k < kFold; ++k) {
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) {
+        const Acc sum = widen<T>(e.x[k].v[i]) + widen<T>(e.own[k].v[i]);
+        s.v[k][i] += e.w * (sum <= Acc(0) ? Acc(0) : sum);  // NaN stays
+      }
+    }
+  }
+};
+
+// Its gradient, on the transposed graph: x is the gradient, own the features. Where kEdges, that of
+// `edge` is written on the way.
+template <typename T, typename Index, int kVec, int kFold, bool kEdges>
+struct EdgeSumBackwardOp : AddOp<T, Index, kVec, kFold> {
+  using Base = AddOp<T, Index, kVec, kFold>;
+  using typename Base::Acc;
+  using typename Base::Args;
+  using typename Base::Cols;
+  using typename Base::State;
+  static constexpr int kUnroll = 2;
+
+  using Tap = EdgeTap<Acc, Index>;
+  static __device__ __forceinline__ Tap tap(const Args& a, Position<Index> j, bool ok) {
+    return Tap(a, j, ok);
+  }
+  struct Row {
+    Vec<T, kVec> x[kFold];
+    T* out[kFold];  // the thread's columns of edge 0, or null where it has none
+    int64_t stride;
+  };
+  struct Edge {
+    Acc w;
+    Index id;
+    Vec<T, kVec> g[kFold];
+    Vec<T, kVec> own[kFold];
+  };
+  static __device__ __forceinline__ void begin(const Args& a, int64_t row, const Cols& c, Row& r) {
+    r.stride = a.width;
+#pragma unroll
+    for (int k = 0; k < kFold; ++k) {
+      r.x[k] = load<T, kVec>(a.own + row * a.own_stride + c.at[k]);
+      r.out[k] = kEdges && c.active[k] ? a.out_edge + c.at[k] : nullptr;
+    }
+  }
+  static __device__ __forceinline__ void gather(const Args& a, const Row&, Position<Index>,
+                                                const Tap& t, bool ok, const Cols& c, Edge& e) {
+    e.w = t.w;
+    e.id = t.id;
+#pragma unroll
+    for (int k = 0; k < kFold; ++k) {
+      e.g[k] = load_if<T, kVec>(ok, row_of(a.x + c.at[k], t.col, a.x_stride));
+      e.own[k] = load_once_if<T, kVec>(ok, row_of(a.edge + c.at[k], t.id, a.edge_stride));
+    }
+  }
+  static __device__ __forceinline__ void update(State& s, const Row& r, const Edge& e, Index,
+                                                bool ok) {
+    if (!ok) return;
+#pragma unroll
+    for (int k = 0; k < kFold; ++k) {
+      Vec<T, kVec> back;
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) {
+        const Acc sum = widen<T>(r.x[k].v[i]) + widen<T>(e.own[k].v[i]);
+        const Acc v = sum <= Acc(0) ? Acc(0) : e.w * widen<T>(e.g[k].v[i]);
+        s.v[k][i] += v;
+        back.v[i] = narrow<T>(v);
+      }
+      if (kEdges && r.out[k] != nullptr) store<T, kVec>(r.out[k] + int64_t(e.id) * r.stride, back);
     }
   }
 };

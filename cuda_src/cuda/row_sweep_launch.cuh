@@ -13,6 +13,7 @@ inline bool can_move(const RowSweep& p, int vec, int64_t size) {
   return p.width % vec == 0 && (p.heads <= 1 || p.width / p.heads % vec == 0) &&
          aligned(p.x, p.x_stride, vec, size) && aligned(p.other, p.other_stride, vec, size) &&
          aligned(p.own, p.own_stride, vec, size) && can_finish(p, vec, size) &&
+         aligned(p.edge, p.edge_stride, vec, size) && aligned(p.out_edge, p.width, vec, size) &&
          aligned(p.arg, p.width, vec, p.arg == nullptr ? 1 : int64_t(16) / vec);
 }
 
@@ -28,10 +29,13 @@ SweepArgs<T, Index> typed(const RowSweep& p) {
   a.own = static_cast<const T*>(p.own);
   a.arg = static_cast<const Index*>(p.arg);
   a.src_scale = static_cast<const acc_t<T>*>(p.src_scale);
+  a.edge = static_cast<const T*>(p.edge);
+  a.out_edge = static_cast<T*>(p.out_edge);
   a.epilogue = epilogue_of<T>(p);
   a.out_arg = static_cast<Index*>(p.out_arg);
   a.x_stride = Index(p.x_stride * int64_t(sizeof(T)));
   a.other_stride = Index(p.other_stride * int64_t(sizeof(T)));
+  a.edge_stride = Index(p.edge_stride * int64_t(sizeof(T)));
   a.own_stride = p.own_stride;
   a.rows = p.rows;
   a.sign = p.minimum ? acc_t<T>(-1) : acc_t<T>(1);
@@ -77,16 +81,16 @@ cudaError_t launch_merges(const SweepArgs<T, int>& a, int64_t num_slots, cudaStr
     // The more threads the shorter a hub's chain of loads; there are more of them than a GPU holds
     // only where rows have many pieces.
     constexpr int kLogMembers = 3, kManyPieces = 16;
+    using Merging = typename Op<T, int, kVec, 1>::Merging;
     const int64_t vectors = a.num_merges * divide_up(a.width, kVec);
     const bool idle = vectors << kLogMembers <= 1 << 18;
     const bool shared = idle || num_slots >= a.num_merges * kManyPieces;
     const unsigned blocks =
         unsigned(divide_up(vectors << (shared ? kLogMembers : 0), kItemThreads));
     if (shared) {
-      GSP_LAUNCH_BLOCKS((merge_pieces<Op<T, int, kVec, 1>, kLogMembers>), blocks, kItemThreads,
-                        stream, a);
+      GSP_LAUNCH_BLOCKS((merge_pieces<Merging, kLogMembers>), blocks, kItemThreads, stream, a);
     } else {
-      GSP_LAUNCH_BLOCKS((merge_pieces<Op<T, int, kVec, 1>, 0>), blocks, kItemThreads, stream, a);
+      GSP_LAUNCH_BLOCKS((merge_pieces<Merging, 0>), blocks, kItemThreads, stream, a);
     }
   }
   return cudaGetLastError();
@@ -176,6 +180,11 @@ using AnyMax = ExtremumOp<T, I, V, F, false, false>;
 template <typename T, typename I, int V, int F>
 using AnyArgmax = ExtremumOp<T, I, V, F, false, true>;
 
+template <typename T, typename I, int V, int F>
+using EdgeSumOfX = EdgeSumBackwardOp<T, I, V, F, false>;
+template <typename T, typename I, int V, int F>
+using EdgeSumOfBoth = EdgeSumBackwardOp<T, I, V, F, true>;
+
 template <typename T>
 cudaError_t sum_of(const RowSweep& p, cudaStream_t stream) {
   const bool scaled = p.src_scale != nullptr;
@@ -209,10 +218,18 @@ cudaError_t extremum_of(RowOp op, const RowSweep& p, cudaStream_t stream) {
   }
 }
 
+template <typename T>
+cudaError_t edge_sum_of(RowOp op, const RowSweep& p, cudaStream_t stream) {
+  if (op == RowOp::kEdgeSum) return choose<EdgeSumOp, T, false>(p, stream);
+  return p.out_edge == nullptr ? choose<EdgeSumOfX, T, false>(p, stream)
+                               : choose<EdgeSumOfBoth, T, false>(p, stream);
+}
+
 // Each in a file of its own, for the sake of build time.
 #define GSP_FOR_EACH_DTYPE(MACRO) MACRO(float) MACRO(double) MACRO(__half) MACRO(__nv_bfloat16)
-#define GSP_DECLARE(T)                                                  \
-  extern template cudaError_t sum_of<T>(const RowSweep&, cudaStream_t); \
-  extern template cudaError_t extremum_of<T>(RowOp, const RowSweep&, cudaStream_t);
+#define GSP_DECLARE(T)                                                              \
+  extern template cudaError_t sum_of<T>(const RowSweep&, cudaStream_t);             \
+  extern template cudaError_t extremum_of<T>(RowOp, const RowSweep&, cudaStream_t); \
+  extern template cudaError_t edge_sum_of<T>(RowOp, const RowSweep&, cudaStream_t);
 
 }  // namespace gsp::cuda

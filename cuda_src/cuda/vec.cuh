@@ -136,7 +136,7 @@ __device__ __forceinline__ const T* row_of(const T* first_row, Index row, Index 
 // have lost track of (see `keep`); `bits`, repeated, where there is nothing to load. Written as a
 // predicated load, not as a branch, and of whole words: two halves of a register would be chosen
 // one by one.
-template <typename T, int kVec>
+template <typename T, int kVec, bool kOnce = false>
 __device__ __forceinline__ Vec<T, kVec> load_or(bool ok, const T* p, unsigned bits) {
   Vec<T, kVec> v;
   constexpr int kBytes = sizeof(v), kWords = (kBytes + 3) / 4;
@@ -151,7 +151,10 @@ __device__ __forceinline__ Vec<T, kVec> load_or(bool ok, const T* p, unsigned bi
   static_assert(sizeof(Word) == kBytes);
   Word word;
   __builtin_memcpy(&word, w, kBytes);
-  if (ok) word = __ldg(reinterpret_cast<const Word*>(p));
+  if (ok) {
+    const Word* from = reinterpret_cast<const Word*>(p);
+    word = kOnce ? __ldcs(from) : __ldg(from);
+  }
   __builtin_memcpy(&v, &word, kBytes);
 #else
   __builtin_memcpy(&v, w, kBytes);
@@ -162,6 +165,11 @@ __device__ __forceinline__ Vec<T, kVec> load_or(bool ok, const T* p, unsigned bi
 template <typename T, int kVec>
 __device__ __forceinline__ Vec<T, kVec> load_if(bool ok, const T* p) {
   return load_or<T, kVec>(ok, p, 0);
+}
+// What no one reads again: the caches are for the rest.
+template <typename T, int kVec>
+__device__ __forceinline__ Vec<T, kVec> load_once_if(bool ok, const T* p) {
+  return load_or<T, kVec, true>(ok, p, 0);
 }
 // -inf where there is nothing to load.
 template <typename T, int kVec>

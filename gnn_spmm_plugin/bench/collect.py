@@ -74,26 +74,44 @@ class Collection:
         if not body or tuple(body[0].split(",")) != COLUMNS:
             raise ValueError(f"{path} is no file of `gnn-spmm tune --collect`: its columns are not {','.join(COLUMNS)}")
         rows: dict[tuple[str, int, str], dict[str, dict[str, str]]] = {}
-        for row in csv.DictReader(body):
+        try:
+            table = list(csv.DictReader(body))
+        except csv.Error as e:
+            raise ValueError(f"{path} cannot be read: {e}") from e
+        for row in table:
             if None in row or None in row.values() or not row["width"].isdecimal():
                 raise ValueError(f"{path} has a row that is none: {row}")
             rows.setdefault((row["graph"], int(row["width"]), row["dtype"]), {})[row["candidate"]] = row
         return cls(head, rows)
 
     def features(self) -> dict[str, MatrixFeatures]:
-        """Of each graph."""
+        """Of each graph.
+
+        Raises:
+            ValueError: some are missing, or no numbers.
+        """
         found = {}
+        kinds = {f.name: int if f.type in ("int", int) else float for f in dataclasses.fields(MatrixFeatures)}
         for (graph, width, _), rows in self.rows.items():
             if width == 0:
-                values = dict(part.split("=") for part in rows["features"]["note"].split(";"))
-                kinds = {f.name: int if f.type in ("int", int) else float for f in dataclasses.fields(MatrixFeatures)}
-                given: dict[str, Any] = {name: kinds[name](float(v)) for name, v in values.items()}
-                found[graph] = MatrixFeatures(**given)
+                try:
+                    values = dict(part.split("=") for part in rows["features"]["note"].split(";"))
+                    given: dict[str, Any] = {name: kinds[name](float(v)) for name, v in values.items()}
+                    found[graph] = MatrixFeatures(**given)
+                except (KeyError, TypeError, ValueError, OverflowError) as e:
+                    raise ValueError(f"the features of graph {graph} cannot be read: {type(e).__name__}: {e}") from e
         return found
 
     def device(self) -> DeviceFacts:
-        """The GPU of the measurements."""
-        return DeviceFacts(self.head["gpu"], int(self.head["l2_bytes"]), int(self.head["multiprocessors"]))
+        """The GPU of the measurements.
+
+        Raises:
+            ValueError: the head of the file does not say.
+        """
+        try:
+            return DeviceFacts(self.head["gpu"], int(self.head["l2_bytes"]), int(self.head["multiprocessors"]))
+        except (KeyError, ValueError) as e:
+            raise ValueError(f"the head of the file does not say which GPU was measured: {e}") from e
 
 
 class Writer:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import csv
 import gc
 import statistics
 import sys
@@ -23,11 +24,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import _native
+from .. import _native, report
 from ..cache import clear_cache
 from ..integrations.pyg import accelerate
-from ..report import report
 from .graphs import SPECS, named
+from .memory import peak_memory
 from .results import write_table
 
 RELATIONS = 3
@@ -264,24 +265,10 @@ def _interleaved(steps: list[Callable[[], Any]], repeats: int, device: str) -> l
 
 def _peak(step: Callable[[], Any], device: str) -> int:
     if device == "cuda":
-        step()
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        step()
-        return torch.cuda.max_memory_allocated() - before
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
-        kept = step()
-    del kept
-    assert found.profiler is not None and found.profiler.kineto_results is not None
-    events = [e for e in found.profiler.kineto_results.events() if e.name() == "[memory]"]
-    held = peak = 0
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        held += event.nbytes()
-        peak = max(peak, held)
-    return peak
+        step()  # what is built once is there then
+    found = peak_memory(step, device)
+    assert found is not None
+    return found
 
 
 COLUMNS = (
@@ -290,17 +277,25 @@ COLUMNS = (
 ).split()
 
 
-def markdown(rows: list[dict[str, Any]]) -> str:
-    """The table of ``docs/pyg.md``."""
-    lines = ["| layer | fused | operations | times as fast | memory | why not |", "|---|---|---|---|---|---|"]
-    for row in rows:
-        if "speedup" not in row:
-            lines.append(f"| {row['layer']} | {row['status']} | | | | |")
-            continue
-        memory = f"{row['peak_bytes'] / row['stock_peak_bytes']:.0%}" if row["stock_peak_bytes"] else ""
-        cells = (row["layer"], row["status"], row["ops"], f"{row['speedup']:.2f}", memory, row["reasons"])
+def markdown(tables: list[list[dict[str, Any]]]) -> str:
+    """The table of ``docs/pyg.md``: how much faster on each device, and the share of memory on the last."""
+    devices = [next((str(row["device"]) for row in rows if row.get("device")), "?") for rows in tables]
+    head = ["layer", "fused", "operations", *(f"times, {device}" for device in devices), "memory", "why not"]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    others = [{row["layer"]: row for row in rows} for rows in tables]
+    for row in tables[0]:
+        same = [rows.get(row["layer"], {}) for rows in others]
+        times = [f"{float(r['speedup']):.2f}" if r.get("speedup") else "" for r in same]
+        last = next((r for r in reversed(same) if r.get("stock_peak_bytes")), None)
+        memory = "" if last is None else f"{float(last['peak_bytes']) / float(last['stock_peak_bytes']):.0%}"
+        cells = [row["layer"], row["status"], row.get("ops", ""), *times, memory, row.get("reasons", "")]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _read(path: str) -> list[dict[str, Any]]:
+    with open(path, encoding="utf-8") as f:
+        return list(csv.DictReader(line for line in f if not line.startswith("#")))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -313,7 +308,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--csv", metavar="FILE")
+    parser.add_argument("--table", nargs="+", metavar="CSV", help="instead: print the table of such files")
     options = parser.parse_args(arguments)
+    if options.table:
+        print(markdown([_read(path) for path in options.table]))
+        return 0
     everything = layers()
     unknown = [name for name in options.layers or () if name not in everything]
     if unknown:
@@ -332,7 +331,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(" ".join(str(v) for v in said.values()), file=sys.stderr, flush=True)
             if options.csv:  # each time: an interrupted run has measured something too
                 write_table(options.csv, COLUMNS, rows, command)
-    print(markdown(rows))
+    print(markdown([rows]))
     wrong = [row["layer"] for row in rows if row.get("error", 0.0) > 1e-8]
     if wrong:
         print(f"other results than stock: {', '.join(wrong)}", file=sys.stderr)

@@ -1,10 +1,11 @@
 """Training steps of PyG models on sampled neighbourhoods, new ones in every step: as PyG runs them, and accelerated.
 
-    python -m gnn_spmm_plugin.bench.minibatch --graph arxivlike --models gcn sage_mean sage_max --csv out.csv
+    python -m gnn_spmm_plugin.bench.minibatch --graphs arxivlike --models gcn sage_mean sage_max --csv out.csv
 
 The models are those of `gnn_spmm_plugin.bench.training`. Batches of 1024 nodes with 15, 10 and 5 neighbours are drawn
 beforehand, edges grouped by destination as PyG's loaders have them; a step is forward, loss on the 1024, backward and
-update. Both ways take turns, a batch each; its edge list is an object that neither has seen.
+update. Both ways take turns, a batch each; its edge list is an object that neither has seen. So does a third, the stub:
+the model with every aggregation replaced by an output that nobody writes, which is what no aggregation can beat.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ from .._table import show
 from ..integrations.pyg import accelerate
 from .graphs import SPECS, Csr, named
 from .results import write_table
-from .training import MODELS, WIDTHS, Net
+from .training import ATTENTION, MODELS, WIDTHS, Net, _stub
 
 BATCH, NEIGHBOURS = 1024, (15, 10, 5)
+PATHS = ("edge_index", "accelerated", "stub")
 #: A layer that keeps its first graph is not for batches.
 SAMPLED = tuple(m for m in MODELS if m != "gcn_cached")
 
@@ -91,15 +93,19 @@ def batches(graph: str, count: int, device: str, scale: float = 1.0) -> list[Bat
 def measure(given: list[Batch], model: str, device: str) -> dict[str, Any]:
     """One row, see `COLUMNS`: medians over the batches but the first five."""
     nets = []
-    for fast in (False, True):
+    for path in PATHS[: 2 if model in ATTENTION else 3]:
         torch.manual_seed(0)
         net = Net(model).to(device)
-        nets.append((accelerate(net) if fast else net, torch.optim.Adam(net.parameters(), 1e-3)))
-    times: tuple[list[float], list[float]] = ([], [])
-    losses: tuple[list[float], list[float]] = ([], [])
+        if path == "accelerated":
+            accelerate(net)
+        elif path == "stub":
+            _stub(net)
+        nets.append((path, net, torch.optim.Adam(net.parameters(), 1e-3)))
+    times: dict[str, list[float]] = {path: [] for path, _, _ in nets}
+    losses: dict[str, list[float]] = {path: [] for path, _, _ in nets}
     calls = 0
     for batch in given:
-        for i, (net, optimizer) in enumerate(nets):
+        for path, net, optimizer in nets:
             edge_index, before = batch.edge_index.clone(), _native.kernel_calls()
             if device == "cuda":
                 torch.cuda.synchronize()
@@ -108,18 +114,17 @@ def measure(given: list[Batch], model: str, device: str) -> dict[str, Any]:
             loss = F.cross_entropy(net(batch.x, edge_index)[: len(batch.y)], batch.y)
             loss.backward()
             optimizer.step()
-            losses[i].append(loss.item())  # waits for the device
-            times[i].append((time.perf_counter() - start) * 1e3)
-            calls += (_native.kernel_calls() - before) * i
-    stock, ours = (statistics.median(t[5:] if len(t) > 5 else t) for t in times)
-    apart = max(abs(a - b) / abs(a) for a, b in zip(*losses, strict=True))
+            losses[path].append(loss.item())  # waits for the device
+            times[path].append((time.perf_counter() - start) * 1e3)
+            calls += (_native.kernel_calls() - before) * (path == "accelerated")
+    medians = {path: statistics.median(t[5:] if len(t) > 5 else t) for path, t in times.items()}
+    apart = max(abs(a - b) / abs(a) for a, b in zip(losses["edge_index"], losses["accelerated"], strict=True))
     return {
         "model": model,
         "nodes": round(statistics.mean(len(b.x) for b in given)),
         "edges": round(statistics.mean(b.edge_index.shape[1] for b in given)),
-        "edge_index_ms": round(stock, 3),
-        "accelerated_ms": round(ours, 3),
-        "times": round(stock / ours, 3),
+        **{f"{path}_ms": round(medians[path], 3) if path in medians else "" for path in PATHS},
+        "times": round(medians["edge_index"] / medians["accelerated"], 3),
         "kernel_calls": calls,
         "losses_apart": f"{apart:.1e}",
     }
@@ -132,6 +137,7 @@ COLUMNS = (
     "edges",
     "edge_index_ms",
     "accelerated_ms",
+    "stub_ms",
     "times",
     "kernel_calls",
     "losses_apart",
@@ -143,15 +149,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m gnn_spmm_plugin.bench.minibatch", description=__doc__.split("\n")[0]
     )
-    parser.add_argument("--graph", choices=list(SPECS), default="arxivlike")
+    parser.add_argument("--graphs", nargs="+", choices=list(SPECS), default=["arxivlike"])
     parser.add_argument("--models", nargs="+", choices=SAMPLED, default=SAMPLED)
     parser.add_argument("--batches", type=int, default=30)
     parser.add_argument("--scale", type=float, default=1.0, help="share of the graph's nodes and edges (default: 1)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--csv", metavar="FILE")
     options = parser.parse_args(arguments)
-    given = batches(options.graph, options.batches, options.device, options.scale)
-    rows = [{"graph": options.graph, **measure(given, model, options.device)} for model in options.models]
+    rows = []
+    for graph in options.graphs:
+        given = batches(graph, options.batches, options.device, options.scale)
+        rows += [{"graph": graph, **measure(given, model, options.device)} for model in options.models]
     show(COLUMNS, [[str(row[c]) for c in COLUMNS] for row in rows])
     if options.csv:
         command = f"python -m gnn_spmm_plugin.bench.minibatch {' '.join(arguments or sys.argv[1:])}"

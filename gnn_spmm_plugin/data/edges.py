@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._files import open_npz
+
 SUFFIXES = (".npz", ".npy", ".csv", ".tsv", ".txt")
 _HOW = "an edge list has two columns (or rows) of integers: the source and the destination of each edge"
 
@@ -90,10 +92,7 @@ def _pair(array: Array, path: Path) -> Array:
 
 
 def _read_npz(path: Path) -> tuple[Array, int | None]:
-    loaded = np.load(path, allow_pickle=False)
-    if not isinstance(loaded, np.lib.npyio.NpzFile):
-        raise EdgeFileError(f"{path}: is no .npz archive")
-    with loaded as z:
+    with open_npz(path) as z:
         num_nodes = _scalar(z["num_nodes"], path) if "num_nodes" in z.files else None
         for offsets, entries in (("indptr", "indices"), ("rowptr", "col")):
             if offsets in z.files and entries in z.files:

@@ -120,6 +120,13 @@ void run_all(int64_t width, int64_t heads, int64_t hub) {
     run(dots<T, Index, Select::kAll>, all * heads * size, 0);
     run(dots<T, Index, Select::kArg>, all * heads * size, 0);
     run(dots<T, Index, Select::kTie>, all * heads * size, 0);
+    if (weighted) {
+      const Exact att(width * size), of_att(width * sum_size);
+      p.out = {att.data.get(), 0};
+      p.result_att = of_att.data.get();
+      run(dots<T, Index, Select::kPair>, all * heads * size, 0);
+      run(gradient_of_pairs<T, Index>, rows * width * size, width);
+    }
 
     // On the "transposed" graph: rows are the forward's sources, so what is gathered belongs to its
     // rows.

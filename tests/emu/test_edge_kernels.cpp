@@ -42,9 +42,10 @@ void check_dot(const char* name, EdgeOp op, int width, int heads, bool perm, int
   const int64_t per_edge = heads > 0 ? heads : 1;
   constexpr double kFew[] = {-0.7, 0.3, 1.1, -0.0, 0.0};
   Matrix<T> a(g.rows, width, pad, size_t(offset)), b(num_cols, width, pad), best(g.rows, width);
-  Matrix<T> weight(g.edges, per_edge);
+  Matrix<T> weight(g.edges, per_edge), edge(g.edges, width, 2 * pad);
   Buffer<Index> arg(size_t(g.rows * width));
   a.fill([](int64_t, int64_t) { return uniform(); });
+  edge.fill([](int64_t, int64_t) { return uniform(); });
   weight.fill([&](int64_t, int64_t) { return kFew[below(3)]; });
   b.fill([&](int64_t, int64_t) {
     return op == EdgeOp::kTie ? below(30) == 0 ? NAN : kFew[below(5)] : uniform();
@@ -72,6 +73,10 @@ void check_dot(const char* name, EdgeOp op, int width, int heads, bool perm, int
   if (op == EdgeOp::kTie) p.weight = weight.data.data();
   if (op == EdgeOp::kArg) p.picks = arg.data();
   if (op == EdgeOp::kTie) p.picks = best.data.data();
+  if (op == EdgeOp::kMessage) {
+    p.edge = edge.data.data();
+    p.edge_stride = edge.stride;
+  }
   p.a = a.data.data();
   p.b = b.data.data();
   p.a_stride = a.stride;
@@ -90,7 +95,8 @@ void check_dot(const char* name, EdgeOp op, int width, int heads, bool perm, int
     for (int64_t h = 0; h < per_edge; ++h) {
       double sum = 0, magnitude = 0;
       for (int64_t f = h * (width / per_edge); f < (h + 1) * (width / per_edge); ++f) {
-        const auto x = widen<T>(b.at(g.col[j], f));
+        auto x = widen<T>(b.at(g.col[j], f));
+        if (op == EdgeOp::kMessage) x = std::max(x + widen<T>(edge.at(id, f)), acc_t<T>(0));
         if (op == EdgeOp::kArg && arg[r * width + f] != id) continue;
         if (op == EdgeOp::kTie &&
             !gsp::same(round_to<T>(widen<T>(weight.at(j, h)) * x), widen<T>(best.at(r, f)))) {
@@ -109,8 +115,11 @@ void check_dot(const char* name, EdgeOp op, int width, int heads, bool perm, int
 }
 
 void test_dot() {
-  for (const EdgeOp op : {EdgeOp::kDot, EdgeOp::kArg, EdgeOp::kTie}) {
-    const char* name = op == EdgeOp::kDot ? "dot" : op == EdgeOp::kArg ? "arg dot" : "tie dot";
+  for (const EdgeOp op : {EdgeOp::kDot, EdgeOp::kArg, EdgeOp::kTie, EdgeOp::kMessage}) {
+    const char* name = op == EdgeOp::kDot   ? "dot"
+                       : op == EdgeOp::kArg ? "arg dot"
+                       : op == EdgeOp::kTie ? "tie dot"
+                                            : "message dot";
     check_dot<float>(name, op, 1, 0, true);
     check_dot<float>(name, op, 3, 3, true);
     check_dot<float>(name, op, 16, 0, false);
@@ -134,8 +143,8 @@ void test_dot() {
 // ---- Softmax
 // ------------------------------------------------------------------------------------------------
 
-// Rows of a warp in one round and in several, more of them than a block has warps; one that the
-// block takes (over 1024 edges), one that it just does not.
+// Rows of a warp in one round and in several, more of them than a block has warps; with one head,
+// one that the block takes (over 1024 edges), one that it just does not.
 const std::vector<int> kSoftmaxLengths{1, 0, 31, 32, 33, 2, 70, 1030, 7, 0, 1024, 5, 64};
 
 template <typename T, typename Index = int>
@@ -211,6 +220,8 @@ void check_softmax(const char* name, int heads, bool perm, const std::vector<int
 void test_softmax() {
   check_softmax<float>("softmax", 1, true, kSoftmaxLengths);
   check_softmax<float>("softmax", 3, true, kSoftmaxLengths);
+  check_softmax<float>("softmax", 4, false, {7, 256, 257, 0, 600, 1});  // to 256 edges for a warp
+  check_softmax<float>("softmax", 40, true, {1, 40, 0, 2, 32, 33});
   check_softmax<float>("softmax", 2, false, {5, 0, 3});
   check_softmax<float, int64_t>("softmax", 2, true, {40, 3, 0, 1100});
   check_softmax<__half>("half softmax", 2, true, kSoftmaxLengths);

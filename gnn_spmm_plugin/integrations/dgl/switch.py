@@ -1,4 +1,4 @@
-"""What is replaced in DGL while the plugin is on, and under which DGL: four operators, wherever they are looked up."""
+"""What is replaced in DGL while the plugin is on, and under which DGL: four operators, and layers as a whole."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from ... import _native
 from ..._config import disabled, log
 from ...dgl_index import share
-from . import aggregate, records, sddmm
+from . import aggregate, layers, records, sddmm
 
 #: The first 16 digits of the SHA-256 of the files whose names are replaced: those of DGL 2.1.0 to 2.5.
 SOURCES = {
@@ -214,7 +214,8 @@ def _table() -> list[tuple[Any, str, Any]]:
         (_get_relation_graph(index.get_relation_graph), [(index, "get_relation_graph")]),
         (_reversed(index.reverse), [(index, "reverse")]),
     ]
-    return [(owner, name, new) for new, where in places for owner, name in where]
+    operators = [(owner, name, new) for new, where in places for owner, name in where]
+    return operators + layers.table(lambda: bool(_saved))
 
 
 def put(owner: Any, name: str, new: Any) -> None:

@@ -14,6 +14,7 @@ from ...cache import graph_of
 from ...derivatives import SCATTER_TIE
 from ...graph import Graph
 from .lazy import Pending, version
+from .shifted import Shifted
 
 _policy = "auto"
 
@@ -159,6 +160,15 @@ def run_many(
     """The aggregations called `names`, sharing what they have in common; None where one has to be left to PyG."""
     if len(p.shape) != 2 or not known(names):
         return None
+    if isinstance(p, Shifted):
+        outs = run_many(p.alike, names, semi_grad, index, dim_size, dim)
+        if outs is None:
+            return None
+        graph = graph_for(p, index, dim_size)
+        return [
+            p.moved(out, _SIMPLE[name], graph) if name in _SIMPLE else out
+            for name, out in zip(names, outs, strict=True)
+        ]
     squares: Any = None
     if any(name in _SPREAD for name in names):
         p.check()

@@ -1,10 +1,12 @@
-"""LEConv, FiLMConv without activation, GeneralConv without attention and RGCNConv: sums that can be taken apart.
+"""LEConv, FiLMConv without activation, GeneralConv without attention, PNAConv and RGCNConv: what can be taken apart.
 
 What a message takes from its destination is the same for all edges into a node, and a linear layer may as well follow
 a sum as precede it. So ``sum w * (a_j - b_i)`` is one product and ``b`` times the sum of the weights,
 ``mean (gamma_i * x_j + beta_i)`` one product between two vectors, and the edge features of GeneralConv are added up
-before their linear layer sees them. The relations of RGCNConv are one graph whose destinations are the pairs of node
-and relation: one product for all of them, and one matrix product after it.
+before their linear layer sees them. The linear layer that PNAConv applies to both ends of an edge is one for each end,
+applied to the nodes; what the destination adds moves the aggregations that follow (`shifted`). The relations of
+RGCNConv are one graph whose destinations are the pairs of node and relation: one product for all of them, and one
+matrix product after it.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ import torch
 import torch_geometric.typing
 from torch import Tensor
 from torch.nn import functional as F
-from torch_geometric.nn.conv import FiLMConv, GeneralConv, LEConv, RGCNConv
+from torch_geometric.nn.aggr import DegreeScalerAggregation
+from torch_geometric.nn.conv import FiLMConv, GeneralConv, LEConv, PNAConv, RGCNConv
 
 from ...cache import graph_of
 from ...functional import spmm
@@ -24,13 +27,19 @@ from ...graph import Graph
 from ...nn.conv import swaps, transforms_first
 from . import aggregate, direct, memo
 from .lazy import PLAIN
+from .shifted import Shifted
 
 
-def _ready(layer: Any, *tensors: Tensor) -> bool:
+def _usual(layer: Any, x: Tensor) -> bool:
     """Whether this may run now: outside of torch.compile, and where nothing changes dtypes in between."""
-    if torch.compiler.is_compiling() or torch.is_autocast_enabled(tensors[0].device.type):
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled(x.device.type):
         return False
-    return direct._unchanged(layer) and direct._reduction(layer) in ("sum", "mean")
+    return direct._unchanged(layer)
+
+
+def _ready(layer: Any, x: Tensor) -> bool:
+    """The same for layers that add up."""
+    return _usual(layer, x) and direct._reduction(layer) in ("sum", "mean")
 
 
 def _both(x: Any) -> tuple[Tensor, Tensor] | None:
@@ -60,12 +69,12 @@ def _of_ones(graph: Graph, x: Tensor, weight: Tensor | None, reduce: str) -> Ten
     return _product(graph, weight.new_ones(graph.num_src, 1), weight, reduce)
 
 
-# ---------------------------------------------------------------------- the four layers
+# ---------------------------------------------------------------------- the layers
 
 
 def _le(layer: Any, x: Any, edge_index: Any, edge_weight: Any = None) -> Any:
     pair, edge_index = _both(x), direct.as_plain(edge_index)
-    if pair is None or not _ready(layer, *pair) or not direct._edges(edge_index, edge_weight, pair[0]):
+    if pair is None or not _ready(layer, pair[0]) or not direct._edges(edge_index, edge_weight, pair[0]):
         return NotImplemented
     if edge_weight is not None and edge_weight.dtype != pair[0].dtype:
         return NotImplemented
@@ -83,7 +92,7 @@ def _film(layer: Any, x: Any, edge_index: Any, edge_type: Any = None) -> Any:
     if layer.act is not None:
         return NotImplemented
     pair = _both(x)
-    if pair is None or not _ready(layer, *pair):
+    if pair is None or not _ready(layer, pair[0]):
         return NotImplemented
     if not direct._edges(edge_index, None, pair[0]):
         return NotImplemented
@@ -109,7 +118,7 @@ def _film(layer: Any, x: Any, edge_index: Any, edge_type: Any = None) -> Any:
 
 def _general(layer: Any, x: Any, edge_index: Any, edge_attr: Any = None, size: Any = None) -> Any:
     pair, edge_index = _both(x), direct.as_plain(edge_index)
-    if pair is None or layer.attention or "message_basic" in layer.__dict__ or not _ready(layer, *pair):
+    if pair is None or layer.attention or "message_basic" in layer.__dict__ or not _ready(layer, pair[0]):
         return NotImplemented
     source, own = pair
     if size is not None or not direct._edges(edge_index, None, source):
@@ -145,9 +154,41 @@ def _general(layer: Any, x: Any, edge_index: Any, edge_attr: Any = None, size: A
     return F.normalize(out, p=2, dim=-1) if layer.normalize_l2 else out
 
 
+def _pna(layer: Any, x: Any, edge_index: Any, edge_attr: Any = None) -> Any:
+    edge_index, module = direct.as_plain(edge_index), layer.aggr_module
+    if edge_attr is not None or layer.edge_dim is not None or not direct._features(x) or not _usual(layer, x):
+        return NotImplemented
+    if type(module) is not DegreeScalerAggregation or any(map(aggregate.hooked, module.modules())):
+        return NotImplemented
+    if any(getattr(part, "semi_grad", False) for part in module.modules()):
+        return NotImplemented  # half of a gradient of the variance is moved too
+    towers, width, n = layer.towers, layer.F_in, x.shape[0]
+    first = [nn[0] for nn in layer.pre_nns]
+    if any(len(nn) != 1 or aggregate.hooked(nn) for nn in layer.pre_nns) or not all(swaps(lin, x) for lin in first):
+        return NotImplemented
+    if x.shape[1] != layer.in_channels or not direct._edges(edge_index, None, x) or edge_index.shape[1] == 0:
+        return NotImplemented
+    if _graph(layer, edge_index, n, n) is None:
+        return NotImplemented
+    parts = x.chunk(towers, 1) if layer.divide_input else [x] * towers
+    own, other = [], []
+    for lin, part in zip(first, parts, strict=True):
+        own.append(F.linear(part, lin.weight[:, :width], lin.bias))
+        other.append(F.linear(part, lin.weight[:, width:]))
+    forward = int(layer.flow == "source_to_target")
+    source, to = edge_index[1 - forward], edge_index[forward]
+    messages = Shifted.messages(layer, torch.cat(other, 1), torch.cat(own, 1), source, to)
+    found = module(messages, to, dim_size=n, dim=0)
+    found = found.view(n, -1, towers, width).transpose(1, 2).reshape(n, towers, -1)
+    outs = [
+        nn(torch.cat([part, found[:, i]], 1)) for i, (nn, part) in enumerate(zip(layer.post_nns, parts, strict=True))
+    ]
+    return layer.lin(torch.cat(outs, 1))
+
+
 def _rgcn(layer: Any, x: Any, edge_index: Any, edge_type: Any = None) -> Any:
     pair = _both(x)
-    if pair is None or not _ready(layer, *pair) or torch_geometric.typing.WITH_SEGMM:
+    if pair is None or not _ready(layer, pair[0]) or torch_geometric.typing.WITH_SEGMM:
         return NotImplemented  # pyg-lib's segment_matmul is another mean
     source, own = pair
     if not direct._edges(edge_index, None, source) or not _types(edge_type, edge_index):
@@ -212,5 +253,8 @@ def edges_to_relations(edge_index: Tensor, edge_type: Tensor, relations: int, ds
     return (torch.stack([to, edge_index[1 - dst].long()]),)
 
 
-for _cls, _adapter in ((LEConv, _le), (FiLMConv, _film), (GeneralConv, _general), (RGCNConv, _rgcn)):
+for _cls, _adapter in (
+    *((LEConv, _le), (FiLMConv, _film), (GeneralConv, _general)),
+    *((PNAConv, _pna), (RGCNConv, _rgcn)),
+):
     direct.register(_cls, _adapter)

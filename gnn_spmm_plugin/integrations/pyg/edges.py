@@ -16,9 +16,6 @@ from ...functional_messages import sum_messages
 from ...graph import Graph
 from .lazy import PLAIN, LazyMessage, Pending, constant, wrap
 
-#: Elements of the messages from which it pays to add piece by piece: below, all of them stay in the cache anyway.
-LEAST = 1 << 20
-
 _RELUS = (Tensor.relu, torch.relu, F.relu)
 
 
@@ -46,9 +43,6 @@ class EdgeSum(Pending):
         if type(edge) not in PLAIN or edge.shape != p.shape or edge.dim() != 2 or p.dim != 0:
             return NotImplemented
         if edge.device != p.src.device or edge.layout != torch.strided or not edge.is_floating_point():
-            return NotImplemented
-        if p.shape.numel() < LEAST:
-            p.reason = "x_j + edge features are summed piece by piece only where there are many"
             return NotImplemented
         made = EdgeSum(p, p.src, edge, False, 0.0, ())
         return wrap(made if torch.is_grad_enabled() else made.constant())

@@ -49,7 +49,6 @@ class Pending:
         "index",
         "linked",
         "parent",
-        "reason",
         "record",
         "results",
         "rows",
@@ -86,7 +85,6 @@ class Pending:
         self.dtype = dtype
         self.versions = self.versions_now()
         self.rows: Tensor | None = None
-        self.reason: str | None = None  # why they have to be written, if that is known before they are
         self.results: dict[Any, tuple[Tensor, int]] = {}  # aggregations so far and their versions: PyG repeats some
         self.parent: Pending | None = None  # for a view of other messages: whose, and how it was made
         self.via: Callable[[Tensor], Tensor] | None = None

@@ -51,7 +51,7 @@ def _replace(value: Any, found: list[LazyMessage]) -> Any:
 
 def _count_misses(func: Any, value: Any) -> None:
     if is_lazy(value):
-        value.pending.miss(value.pending.reason or f"{_name(func)} needs the message of each edge")
+        value.pending.miss(f"{_name(func)} needs the message of each edge")
     elif type(value) in (tuple, list):
         for v in value:
             _count_misses(func, v)

@@ -40,7 +40,7 @@ class Record:
         fused: how often an aggregation ran without messages, by operation.
         missed: how often a message tensor was written as PyG does, by reason.
         strict: True: raise instead of leaving an operation to PyG; "warn": warn once for each reason.
-        gathers: how they ended, by the shape of a message, its dimension, and whether there were many.
+        gathers: how they ended, by the shape of a message and its dimension.
         trusted: whether all code that sees the messages is PyG's own, between what that was found for; None while
             unknown.
     """
@@ -72,9 +72,9 @@ class Record:
         self.missed[reason] += 1
         counters["fallbacks"] += 1
 
-    def gathers_of(self, shape: Any, dim: int, many: bool) -> Gathers:
-        """The tally of gathers from features of `shape` along `dim`; those of `many` messages have their own."""
-        key = (shape[:dim], shape[dim + 1 :], many)
+    def gathers_of(self, shape: Any, dim: int) -> Gathers:
+        """The tally of gathers from features of `shape` along `dim`."""
+        key = (shape[:dim], shape[dim + 1 :])
         found = self.gathers.get(key)
         if found is None:
             if len(self.gathers) > 64:  # a shape that is new in each step says nothing

@@ -24,7 +24,6 @@ from . import (
     deferred,
     direct,
     direct_attention,  # noqa: F401 (registers its layers)
-    edges,
     exchange,
     memo,
     softmax,
@@ -103,8 +102,7 @@ def _gather(self: Any, src: Tensor, index: Tensor) -> Tensor:
         return original(self, src, index)  # type: ignore[no-any-return]
     record = record_of(self)
     dim = self.node_dim % src.dim()
-    many = plain.shape[0] * src.numel() >= edges.LEAST * src.shape[dim]
-    tally = record.gathers_of(src.shape, dim, many)
+    tally = record.gathers_of(src.shape, dim)
     # A checkpoint runs the layer twice and matches what the two runs save by position: no change of mind between them.
     if tally.hopeless() and saved_tensor_hooks() is None:
         record.miss(tally.reason)
