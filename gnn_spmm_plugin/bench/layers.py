@@ -14,6 +14,7 @@ import argparse
 import copy
 import csv
 import gc
+import shlex
 import statistics
 import sys
 import time
@@ -322,7 +323,7 @@ def main(arguments: list[str] | None = None) -> int:
     scale = options.scale or (1.0 if options.device == "cuda" else 0.1)
     problem = Problem(options.graph, scale, options.width, options.device)
     rows: list[dict[str, Any]] = []
-    command = f"python -m gnn_spmm_plugin.bench.layers {' '.join(sys.argv[1:] if arguments is None else arguments)}"
+    command = f"python -m gnn_spmm_plugin.bench.layers {shlex.join(sys.argv[1:] if arguments is None else arguments)}"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of stock PyG about torch-scatter
         for name in options.layers or everything:
