@@ -42,12 +42,14 @@ def parser(doc: str | None, *, epochs: int, lr: float, hidden: int, compare: boo
     made.add_argument("--hidden", type=int, default=hidden, help="hidden channels")
     made.add_argument("--seed", type=int, default=0)
     made.add_argument("--runs", type=int, default=1, help="trainings, each with the next seed")
-    made.add_argument("--accelerate", action=argparse.BooleanOptionalAction, default=True)
+    made.add_argument(
+        "--accelerate", action=argparse.BooleanOptionalAction, default=True, help="train with the plugin, or without"
+    )
     made.add_argument(
         "--compare", action=argparse.BooleanOptionalAction, default=compare, help="train as it is, then accelerated"
     )
     made.add_argument("--tiny", action="store_true", help="seconds: a small model, few epochs, little generated data")
-    made.add_argument("--json", metavar="FILE", help="also write the table there, with all losses; - for stdout")
+    made.add_argument("--json", metavar="FILE", help="also write the table there, with all losses")
     return made
 
 
@@ -56,6 +58,13 @@ def parse(made: argparse.ArgumentParser, argv: Sequence[str] | None, tiny: dict[
     if made.parse_args(argv).tiny:
         made.set_defaults(**tiny)
     options = made.parse_args(argv)
+    for name in ("epochs", "runs", "hidden"):
+        if getattr(options, name) < 1:
+            made.error(f"--{name} {getattr(options, name)}: must be 1 or more")
+    if options.compare and not options.accelerate:
+        made.error("--no-accelerate trains one model, --compare two: give --no-compare with it")
+    if options.json == "-":
+        made.error("--json - would mix with what is printed: give a file")
     if torch.device(options.device).type == "cuda" and not torch.cuda.is_available():
         made.error("--device cuda: torch sees no GPU")
     seed_everything(options.seed)  # for what is drawn before the trainings

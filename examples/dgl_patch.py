@@ -20,8 +20,12 @@ from tqdm import trange
 
 import gnn_spmm_plugin as gsp
 
-dgl = gsp.import_dgl()  # PyPI's wheel does not import under this torch by itself
-from dgl.nn import GATConv, SAGEConv  # noqa: E402
+try:
+    dgl = gsp.import_dgl()  # PyPI's wheel does not import under this torch by itself
+except ImportError as error:
+    print(error, file=sys.stderr)
+    sys.exit(2)
+from dgl.nn import GATConv, SAGEConv
 
 
 class Net(torch.nn.Module):

@@ -302,3 +302,19 @@ def test_without_the_data(
         said = capsys.readouterr().err
         assert end.value.code == 2 and "no network" in said and "--stand-in" in said and ".zip" in said
         assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--epochs 0", "--epochs 0: must be 1 or more"),
+        ("--runs 0", "--runs 0: must be 1 or more"),
+        ("--hidden -1", "--hidden -1: must be 1 or more"),
+        ("--compare --no-accelerate", "give --no-compare with it"),
+        ("--json -", "give a file"),
+    ],
+)
+def test_mistakes_in_options_are_said(options: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        importlib.import_module("pyg_swap").main([*options.split(), "--device", "cpu"])
+    assert stopped.value.code == 2 and said in capsys.readouterr().err

@@ -296,7 +296,10 @@ def markdown(tables: list[list[dict[str, Any]]]) -> str:
 
 def _read(path: str) -> list[dict[str, Any]]:
     with open(path, encoding="utf-8") as f:
-        return list(csv.DictReader(line for line in f if not line.startswith("#")))
+        lines = f.read().splitlines()
+    gpu = next((line.split(": ", 1)[1] for line in lines if line.startswith("# gpu: ")), "none")
+    rows = csv.DictReader(line for line in lines if not line.startswith("#"))
+    return [{**row, "device": gpu if row["device"] == "cuda" else row["device"]} for row in rows]
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -70,6 +70,8 @@ def _moved(graph: Any, device: torch.device | None) -> Any:
 
 def _device(device: Any) -> torch.device:
     target = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    if target.type == "cuda" and not torch.cuda.is_available():
+        raise RuntimeError("features cannot go to cuda: torch sees no GPU, or was built without CUDA")
     if target.type == "cuda" and target.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return target
