@@ -35,7 +35,7 @@ struct EdgeDotArgs {
 enum class Pick { kAll, kArg, kTie, kMessage };
 
 template <typename T, typename Index, int kVec, Pick kPick>
-__global__ void __launch_bounds__(kThreads) edge_dot(EdgeDotArgs<T, Index> p) {
+__global__ void __launch_bounds__(kThreads, 2) edge_dot(EdgeDotArgs<T, Index> p) {
   using Acc = acc_t<T>;
   constexpr int kRun = 16;  // edges a group
   // Of them in flight.

@@ -156,9 +156,15 @@ struct PairRun {
   }
 };
 
-// Blocks on a multiprocessor: a thread has 65536 / (256 * kPairBlocks) registers.
+// Blocks on a multiprocessor: a thread has 65536 / (256 * kPairBlocks) registers. Of the vectors of
+// floats of a gradient, three spill on sm_86 and sm_89.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ > 800 && __CUDA_ARCH__ < 900
+constexpr int kFloatPairBlocks = 2;
+#else
+constexpr int kFloatPairBlocks = 3;
+#endif
 template <typename T, int kVec>
-constexpr int kPairBlocks = sizeof(T) != 4 && kVec > 1 ? 2 : 3;
+constexpr int kPairBlocks = kVec == 1 ? 3 : sizeof(T) == 4 ? kFloatPairBlocks : 2;
 
 // Each head has some lanes, and a group as many heads as fit; blockIdx.y counts groups of heads.
 template <typename T, typename Index, int kVec>

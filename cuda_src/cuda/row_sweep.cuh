@@ -689,6 +689,7 @@ struct EdgeSumBackwardOp : AddOp<T, Index, kVec, kFold> {
   using typename Base::Cols;
   using typename Base::State;
   static constexpr int kUnroll = 2;
+  static constexpr int kBlocks = sizeof(T) == 8 ? 3 : Base::kBlocks;
 
   using Tap = EdgeTap<Acc, Index>;
   static __device__ __forceinline__ Tap tap(const Args& a, Position<Index> j, bool ok) {
