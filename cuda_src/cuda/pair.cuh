@@ -164,7 +164,9 @@ constexpr int kFloatPairBlocks = 2;
 constexpr int kFloatPairBlocks = 3;
 #endif
 template <typename T, int kVec>
-constexpr int kPairBlocks = kVec == 1 ? 3 : sizeof(T) == 4 ? kFloatPairBlocks : 2;
+constexpr int kPairBlocks = kVec == 1        ? 3
+                            : sizeof(T) == 4 ? kFloatPairBlocks
+                                             : 2;
 
 // Each head has some lanes, and a group as many heads as fit; blockIdx.y counts groups of heads.
 template <typename T, typename Index, int kVec>
