@@ -104,6 +104,21 @@ def test_gin(reduce: str, learned: bool, weighted: int | None, place: str) -> No
     check(layer, g, x, f"{reduce} + self", **given)
 
 
+@pytest.mark.parametrize(
+    "kind, width, weighted, place", [*itertools.product(("mean", "pool"), (4, 6, 9), (None, 1, 2), PLACES)]
+)
+def test_sage(kind: str, width: int, weighted: int | None, place: str) -> None:
+    from dgl.nn import SAGEConv
+
+    torch.manual_seed(0)
+    g, x = places()[place]
+    layer = SAGEConv(6, width, kind, 0.5, True, nn.LayerNorm(width), torch.tanh).double()
+    shape = (g.num_edges(), 1)[: weighted or 0]
+    given = {} if weighted is None else {"edge_weight": torch.rand(shape, dtype=torch.float64, requires_grad=True)}
+    name = "max" if kind == "pool" else "mean + self" if width < 6 else "mean"
+    check(layer, g, x, name, **given)
+
+
 @pytest.mark.parametrize("half", [torch.float32, torch.bfloat16])
 def test_gin_of_other_dtypes_gives_what_its_eps_makes_of_them(half: torch.dtype) -> None:
     from dgl.nn import GINConv
@@ -167,6 +182,8 @@ def test_what_is_not_known_is_dgls() -> None:
         (Own(6, 4).double(), x, {}),
         (layers.GraphConv(6, 4).double(), wide, {}),
         (layers.GINConv(None, "max").double(), x, {}),
+        (layers.SAGEConv(6, 4, "gcn").double(), x, {}),
+        (layers.SAGEConv(6, 4, "mean").double(), x, {"edge_weight": torch.rand(g.num_edges(), 6).double()[:, :4]}),
         (layers.GINConv(None, "sum").double(), x, {"edge_weight": weights}),
         (replaced, x, {}),
         (hooked, x, {}),

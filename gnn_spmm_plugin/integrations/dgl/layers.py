@@ -1,4 +1,4 @@
-"""DGL's GraphConv, GINConv, GATConv and GATv2Conv as a whole.
+"""DGL's GraphConv, SAGEConv, GINConv, GATConv and GATv2Conv as a whole.
 
 The operators that a layer calls are this package's already; knowing the whole layer saves what is between them.
 Degrees, which DGL counts and takes the root of in each call, are factors in the kernel and kept with the graph; the
@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...dgl_index import Relation, is_dgl, relation_of
+from ...functional import spmm
 from ...functional_aggregate import aggregate as aggregate_and_add
 from ...functional_attention import attend
 from ...kernels import DTYPES
@@ -28,6 +30,7 @@ from . import aggregate, records
 SOURCES = {
     "GraphConv": ("graphconv", "5d84c047f694fc73"),
     "GINConv": ("ginconv", "37f4617c0cd74a4f"),
+    "SAGEConv": ("sageconv", "a8f5272e7bb66f57"),
     "GATConv": ("gatconv", "1de5cd791dfb4871"),
     "GATv2Conv": ("gatv2conv", "4808019c4130c2e5"),
 }
@@ -67,6 +70,10 @@ def _ends(layer: Any, graph: Any, feat: Any) -> _Ends | None:
     if dst.shape[0] != num_dst or (not getattr(layer, "_allow_zero_in_degree", True) and relation.empty is not None):
         return None  # DGL has an error to raise
     return _Ends(src, dst, relation)
+
+
+def _hooked(module: Any) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
 
 
 def _weight(weight: Any, ends: _Ends) -> Tensor | None:
@@ -134,12 +141,41 @@ def _gin(layer: Any, graph: Any, feat: Any, edge_weight: Any = None) -> Any:
     return out
 
 
+def _sage(layer: Any, graph: Any, feat: Any, edge_weight: Any = None) -> Any:
+    kind, lin = layer._aggre_type, layer.fc_neigh
+    ends = _ends(layer, graph, feat) if kind in ("mean", "pool") else None
+    if ends is None or type(lin) is not nn.Linear or lin.bias is not None or _hooked(lin):
+        return NotImplemented
+    if lin.weight.dtype != ends.src.dtype or lin.weight.device != ends.src.device:
+        return NotImplemented
+    of_edges = None
+    if edge_weight is not None:
+        of_edges = _weight(edge_weight, ends)
+        if of_edges is None:
+            return NotImplemented
+    src = layer.feat_drop(ends.src)
+    dst = layer.feat_drop(ends.dst) if isinstance(feat, tuple) else src[: ends.dst.shape[0]]
+    structure, name, out = ends.relation.graph, "max" if kind == "pool" else "mean", None
+    if kind == "mean" and layer._in_src_feats > layer._out_feats:
+        h, own = lin(src), layer.fc_self(dst)
+        out = aggregate_and_add(structure, h, of_edges, "mean", self_x=own, policy=aggregate.policy)
+        name += " + self"
+    else:
+        h = F.relu(layer.fc_pool(src)) if kind == "pool" else src
+        seen = spmm(structure, h, of_edges, name, policy=aggregate.policy)
+        out = torch.addmm(layer.fc_self(dst), seen, lin.weight.t())
+    records.hit(name)
+    for then in (layer.activation, layer.norm):
+        out = out if then is None else then(out)
+    return out
+
+
 def _attention(layer: Any, graph: Any, feat: Any, get_attention: Any, edge_weight: Any = None) -> _Ends | None:
     """What an attention layer runs on; its own modules are asked for nothing but their numbers."""
     own = (layer.attn_drop, nn.Dropout), (layer.leaky_relu, nn.LeakyReLU)
     if get_attention or edge_weight is not None:
         return None
-    if any(type(m) is not kind or m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m, kind in own):
+    if any(type(m) is not kind or _hooked(m) for m, kind in own):
         return None
     return _ends(layer, graph, feat)
 
@@ -196,6 +232,7 @@ def _gatv2(layer: Any, graph: Any, feat: Any, get_attention: Any = False) -> Any
 
 _ADAPTERS: dict[str, Callable[..., Any]] = {
     "GraphConv": _graph_conv,
+    "SAGEConv": _sage,
     "GINConv": _gin,
     "GATConv": _gat,
     "GATv2Conv": _gatv2,
