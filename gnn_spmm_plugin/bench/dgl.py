@@ -91,7 +91,11 @@ def cases(nodes: int, edges: int, width: int) -> Iterator[Case]:
         small.update_all(fn.copy_u("h", "m"), fn.sum("m", "out"))
         return [small.ndata["out"]]
 
+    score = torch.randn(30, 2, 1)
     for what, step in (
+        ("edge_softmax", lambda: [ops.edge_softmax(small, score)]),
+        ("u_dot_v", lambda: [ops.u_dot_v(small, y, y)]),
+        ("u_add_v", lambda: [ops.u_add_v(small, y, y)]),
         ("copy_u sum", lambda: [ops.copy_u_sum(small, y)]),
         ("copy_u max", lambda: [ops.copy_u_max(small, y)]),
         ("u_mul_e sum", lambda: [ops.u_mul_e_sum(small, y, v)]),
