@@ -72,10 +72,6 @@ def _ends(layer: Any, graph: Any, feat: Any) -> _Ends | None:
     return _Ends(src, dst, relation)
 
 
-def _hooked(module: Any) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
-
-
 def _weight(weight: Any, ends: _Ends) -> Tensor | None:
     """``[E]`` weights of the edges, or None where they are something else."""
     if type(weight) not in _PLAIN or weight.dtype != ends.src.dtype or weight.device != ends.src.device:
@@ -142,11 +138,9 @@ def _gin(layer: Any, graph: Any, feat: Any, edge_weight: Any = None) -> Any:
 
 
 def _sage(layer: Any, graph: Any, feat: Any, edge_weight: Any = None) -> Any:
-    kind, lin = layer._aggre_type, layer.fc_neigh
+    kind = layer._aggre_type
     ends = _ends(layer, graph, feat) if kind in ("mean", "pool") else None
-    if ends is None or type(lin) is not nn.Linear or lin.bias is not None or _hooked(lin):
-        return NotImplemented
-    if lin.weight.dtype != ends.src.dtype or lin.weight.device != ends.src.device:
+    if ends is None:
         return NotImplemented
     of_edges = None
     if edge_weight is not None:
@@ -155,15 +149,15 @@ def _sage(layer: Any, graph: Any, feat: Any, edge_weight: Any = None) -> Any:
             return NotImplemented
     src = layer.feat_drop(ends.src)
     dst = layer.feat_drop(ends.dst) if isinstance(feat, tuple) else src[: ends.dst.shape[0]]
-    structure, name, out = ends.relation.graph, "max" if kind == "pool" else "mean", None
+    structure, name = ends.relation.graph, "max" if kind == "pool" else "mean"
     if kind == "mean" and layer._in_src_feats > layer._out_feats:
-        h, own = lin(src), layer.fc_self(dst)
-        out = aggregate_and_add(structure, h, of_edges, "mean", self_x=own, policy=aggregate.policy)
+        h, own = layer.fc_neigh(src), layer.fc_self(dst)
+        out: Any = aggregate_and_add(structure, h, of_edges, "mean", self_x=own, policy=aggregate.policy)
         name += " + self"
     else:
         h = F.relu(layer.fc_pool(src)) if kind == "pool" else src
         seen = spmm(structure, h, of_edges, name, policy=aggregate.policy)
-        out = torch.addmm(layer.fc_self(dst), seen, lin.weight.t())
+        out = layer.fc_self(dst) + layer.fc_neigh(seen)
     records.hit(name)
     for then in (layer.activation, layer.norm):
         out = out if then is None else then(out)
@@ -175,7 +169,7 @@ def _attention(layer: Any, graph: Any, feat: Any, get_attention: Any, edge_weigh
     own = (layer.attn_drop, nn.Dropout), (layer.leaky_relu, nn.LeakyReLU)
     if get_attention or edge_weight is not None:
         return None
-    if any(type(m) is not kind or _hooked(m) for m, kind in own):
+    if any(type(m) is not kind or m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m, kind in own):
         return None
     return _ends(layer, graph, feat)
 
