@@ -38,14 +38,15 @@ _PLAIN = (Tensor, nn.Parameter)
 
 
 class _Ends(NamedTuple):
-    """Features of the sources, those of the destinations, and the edges between them."""
+    """Features of the sources, those of the destinations, the edges between them, ``[E]`` weights of these or None."""
 
     src: Tensor
     dst: Tensor
     relation: Relation
+    weight: Tensor | None
 
 
-def _ends(layer: Any, graph: Any, feat: Any) -> _Ends | None:
+def _ends(layer: Any, graph: Any, feat: Any, weight: Any = None) -> _Ends | None:
     """What a layer convolves, or None where DGL has to."""
     if not is_dgl(graph) or torch.is_autocast_enabled() or torch.compiler.is_compiling():
         return None
@@ -69,26 +70,20 @@ def _ends(layer: Any, graph: Any, feat: Any) -> _Ends | None:
         dst = src[:num_dst]
     if dst.shape[0] != num_dst or (not getattr(layer, "_allow_zero_in_degree", True) and relation.empty is not None):
         return None  # DGL has an error to raise
-    return _Ends(src, dst, relation)
-
-
-def _weight(weight: Any, ends: _Ends) -> Tensor | None:
-    """``[E]`` weights of the edges, or None where they are something else."""
-    if type(weight) not in _PLAIN or weight.dtype != ends.src.dtype or weight.device != ends.src.device:
-        return None
-    number = ends.relation.graph.num_edges
-    return weight.reshape(-1) if weight.shape in ((number,), (number, 1)) else None
+    if weight is not None:
+        number = relation.graph.num_edges
+        if type(weight) not in _PLAIN or weight.dtype != src.dtype or weight.device != device:
+            return None
+        if weight.shape not in ((number,), (number, 1)):
+            return None
+        weight = weight.reshape(-1)
+    return _Ends(src, dst, relation, weight)
 
 
 def _graph_conv(layer: Any, graph: Any, feat: Any, weight: Any = None, edge_weight: Any = None) -> Any:
-    ends = _ends(layer, graph, feat)
+    ends = _ends(layer, graph, feat, edge_weight)
     if ends is None or (weight is not None and layer.weight is not None):
         return NotImplemented
-    of_edges = None
-    if edge_weight is not None:
-        of_edges = _weight(edge_weight, ends)
-        if of_edges is None:
-            return NotImplemented
     weight = layer.weight if weight is None else weight
     x, bias, relation, norm = ends.src, layer.bias, ends.relation, layer._norm
     others = [t for t in (weight, bias) if t is not None]
@@ -100,7 +95,7 @@ def _graph_conv(layer: Any, graph: Any, feat: Any, weight: Any = None, edge_weig
     before = weight is not None and layer._in_feats > layer._out_feats
     after = weight is not None and not before
     out: Any = aggregate_and_add(
-        *(relation.graph, x @ weight if before else x, of_edges),
+        *(relation.graph, x @ weight if before else x, ends.weight),
         src_scale=relation.scale(False, power, x.dtype) if norm in ("left", "both") else None,
         dst_scale=relation.scale(True, power, x.dtype) if norm in ("right", "both") else None,
         bias=None if after else bias,
@@ -113,19 +108,14 @@ def _graph_conv(layer: Any, graph: Any, feat: Any, weight: Any = None, edge_weig
 
 
 def _gin(layer: Any, graph: Any, feat: Any, edge_weight: Any = None) -> Any:
-    ends = _ends(layer, graph, feat)
+    ends = _ends(layer, graph, feat, edge_weight)
     reduce, eps = layer._aggregator_type, layer.eps
     if ends is None or reduce not in ("sum", "mean") or ends.dst.shape[1] != ends.src.shape[1]:
         return NotImplemented
-    of_edges = None
-    if edge_weight is not None:
-        of_edges = _weight(edge_weight, ends)
-        if of_edges is None:
-            return NotImplemented
     if type(eps) not in _PLAIN or eps.shape != (1,) or eps.device != ends.src.device:
         return NotImplemented
     out: Any = aggregate_and_add(
-        *(ends.relation.graph, ends.src, of_edges, reduce),
+        *(ends.relation.graph, ends.src, ends.weight, reduce),
         self_x=ends.dst,
         self_scale=1 + eps,
         dtype=torch.promote_types(ends.src.dtype, eps.dtype),
@@ -139,24 +129,19 @@ def _gin(layer: Any, graph: Any, feat: Any, edge_weight: Any = None) -> Any:
 
 def _sage(layer: Any, graph: Any, feat: Any, edge_weight: Any = None) -> Any:
     kind = layer._aggre_type
-    ends = _ends(layer, graph, feat) if kind in ("mean", "pool") else None
+    ends = _ends(layer, graph, feat, edge_weight) if kind in ("mean", "pool") else None
     if ends is None:
         return NotImplemented
-    of_edges = None
-    if edge_weight is not None:
-        of_edges = _weight(edge_weight, ends)
-        if of_edges is None:
-            return NotImplemented
     src = layer.feat_drop(ends.src)
     dst = layer.feat_drop(ends.dst) if isinstance(feat, tuple) else src[: ends.dst.shape[0]]
     structure, name = ends.relation.graph, "max" if kind == "pool" else "mean"
     if kind == "mean" and layer._in_src_feats > layer._out_feats:
         h, own = layer.fc_neigh(src), layer.fc_self(dst)
-        out: Any = aggregate_and_add(structure, h, of_edges, "mean", self_x=own, policy=aggregate.policy)
+        out: Any = aggregate_and_add(structure, h, ends.weight, "mean", self_x=own, policy=aggregate.policy)
         name += " + self"
     else:
         h = F.relu(layer.fc_pool(src)) if kind == "pool" else src
-        seen = spmm(structure, h, of_edges, name, policy=aggregate.policy)
+        seen = spmm(structure, h, ends.weight, name, policy=aggregate.policy)
         out = layer.fc_self(dst) + layer.fc_neigh(seen)
     records.hit(name)
     for then in (layer.activation, layer.norm):
