@@ -312,7 +312,7 @@ def test_bench(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     finally:
         torch.set_num_threads(threads)
     columns, rows = table_of(path)
-    assert columns == bench.COLUMNS and len(rows) == 19
+    assert columns == bench.COLUMNS and len(rows) == 22
     assert "bench.dgl --nodes 40" in path.read_text()
     for row in rows:
         assert float(row["difference"]) < 1e-5, row
