@@ -26,7 +26,7 @@ from gnn_spmm_plugin.data import load, names
 
 def scores(known: Tensor, pairs: Tensor) -> Tensor:
     """Logits of the pairs ``[2, M]``."""
-    return (known[pairs[0]] * known[pairs[1]]).sum(1)
+    return (known.index_select(0, pairs[0]) * known.index_select(0, pairs[1])).sum(1)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
