@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 from checks import books_agree
+from loader_items import Graphs, alone
 from pyg_layers import tg
 from strategies import NAMED, REDUCES, Edges
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 import gnn_spmm_plugin as gsp
 from gnn_spmm_plugin import reference
@@ -156,30 +157,6 @@ def test_threads_patch_and_unpatch(device: str, often: None) -> None:
 
 
 # ---------------------------------------------------------------------- workers
-
-
-class Graphs(Dataset):  # type: ignore[type-arg]
-    """Graphs that workers make, products that they compute, and index tensors."""
-
-    def __len__(self) -> int:
-        return 6
-
-    def __getitem__(self, i: int) -> tuple[gsp.Graph, Tensor, Tensor, Tensor]:
-        generator = torch.Generator().manual_seed(i)
-        index = torch.randint(9, (2, 20), generator=generator)
-        x = torch.randn(9, 3, generator=generator, dtype=torch.float64).requires_grad_()
-        g = gsp.Graph.from_edge_index(index, 9).with_weight(torch.rand(20, generator=generator, dtype=torch.float64))
-        out = gsp.spmm(g, x)
-        assert isinstance(out, Tensor)
-        torch.autograd.set_multithreading_enabled(False)  # its threads are not there after a fork
-        out.square().sum().backward()
-        assert x.grad is not None
-        return g, index, out.detach(), x.grad
-
-
-def alone(items: list[Any]) -> Any:
-    """A batch of one."""
-    return items[0]
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
