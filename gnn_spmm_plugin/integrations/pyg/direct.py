@@ -26,8 +26,9 @@ from torch_geometric.nn.dense.linear import Linear
 
 from ... import _native
 from ...cache import graph_of_edge_index
-from ...functional import spmm
+from ...functional import LINEAR, spmm
 from ...functional_aggregate import aggregate_unchecked
+from ...functional_convolution import convolve
 from ...functional_edge_index import spmm_edge_index
 from ...graph import Graph
 from ...kernels import DTYPES
@@ -175,6 +176,64 @@ def _count(layer: Any, name: str) -> None:
         record_of(layer).fused[name] += 1
 
 
+def _convolve(
+    place: _Place,
+    x: Tensor,
+    lin: Any,
+    bias: Tensor | None,
+    reduce: str,
+    root: Any = None,
+    own: Tensor | None = None,
+    scales: tuple[Tensor | None, Tensor | None] = (None, None),
+) -> tuple[Tensor | None, bool]:
+    """The layer as one step, where nobody looks at its linear layers, else None; and whether `lin` came first.
+
+    Args:
+        place: where messages go.
+        x: features of the sources.
+        lin: what multiplies them, before or after the aggregation.
+        bias: of the result.
+        reduce: the reduction.
+        root: the linear layer of `own`, features of the destinations; none unless both are given.
+        scales: of a normalised sum: factor of each node, and of its own features.
+    """
+    if place.graph is None or aggregate.policy() != "auto" or torch.is_autocast_enabled(x.device.type):
+        return None, False
+    weight, root_weight = _weight(lin, x), None
+    if weight is None or not (bias is None or (type(bias) in PLAIN and bias.dtype == x.dtype)):
+        return None, False
+    if root is None or own is None:
+        own = None
+    else:
+        root_weight = _weight(root, own)
+        if root_weight is None or root.bias is not None or own.shape[0] != place.num_dst or own.dtype != x.dtype:
+            return None, False
+    first = reduce in LINEAR and transforms_first(weight, x)
+    tie = "first" if reduce in LINEAR else aggregate.tie_rule(x, x.requires_grad)
+    scale, loop = scales
+    out = convolve(
+        *(place.graph, x, weight, bias, reduce),
+        **{"own": own, "root": root_weight, "scale": scale, "loop": loop, "tie": tie, "first": first},
+    )
+    return out, first
+
+
+_CALLED = operator.itemgetter(
+    *(f"_{way}{when}" for way in ("forward", "backward") for when in ("_hooks", "_pre_hooks"))
+)
+
+
+def _weight(lin: Any, x: Tensor) -> Tensor | None:
+    """The weight of a linear layer as PyG and torch have it, which fits `x`; None where it has to be called."""
+    attributes = lin.__dict__
+    if type(lin) not in (Linear, torch.nn.Linear) or any(_CALLED(attributes)) or "forward" in attributes:
+        return None
+    weight = attributes["_parameters"].get("weight")
+    if type(weight) is not torch.nn.Parameter or weight.dtype != x.dtype:  # one that is shared out, or still to be made
+        return None
+    return weight if weight.layout == torch.strided and weight.device == x.device else None
+
+
 # ---------------------------------------------------------------------- the four layers
 
 
@@ -195,21 +254,29 @@ def _gcn(layer: Any, x: Any, edge_index: Any, edge_weight: Any = None) -> Any:
     if place is None:
         return NotImplemented
     dtype = x.dtype if weight is None else weight.dtype  # of the weights, where there are any
+    norm = None
+    if normalize and place.graph is not None:
+        norm = gcn_norm(place.graph, weight, dtype, layer.add_self_loops, layer.improved)
+    name = "normalised sum" if normalize else "sum" if weight is None else "weighted sum"
+    if weight is None:
+        scales = (None, None) if norm is None else (norm.scale, norm.loop)
+        out, first = _convolve(place, x, lin, bias, "sum", scales=scales)
+        if out is not None:
+            _count(layer, name if bias is None or not first else f"{name} + bias")
+            return out
     free = swaps(lin, x) and dtype == x.dtype and (bias is None or bias.dtype == x.dtype)
-    before = free and not transforms_first(lin, x)
+    before = free and not transforms_first(lin.weight, x)
     features, added = (x, None) if before else (lin(x), bias)
     if not normalize:
         out = _sum(place, features, weight, "sum", bias=added)
-    elif place.graph is None:
+    elif norm is None:
         options = {"loops": layer.add_self_loops, "improved": layer.improved, "dtype": dtype}
         out = _opaque(place, features, weight, norm=True, **options)
         out = out if added is None else out + added
     else:
-        norm = gcn_norm(place.graph, weight, dtype, layer.add_self_loops, layer.improved)
         out = norm.product(features, added, dtype, aggregate.policy())
     if before:
         out = F.linear(out, lin.weight, bias)
-    name = "normalised sum" if normalize else "sum" if weight is None else "weighted sum"
     _count(layer, name if added is None else f"{name} + bias")
     return out
 
@@ -291,14 +358,19 @@ def _two_linear(layer: Any, x: Any, edge_index: Any, weight: Any, size: Any, bef
     source, own, place = found
     if before is not None:
         source = before(source).relu()
+    if weight is None:
+        out, first = _convolve(place, source, lin, lin.bias, reduce, root, own)
+        if out is not None:
+            _count(layer, _named(reduce, root is not None and own is not None, lin.bias) if first else reduce)
+            return out
     name = reduce
     free = reduce in ("sum", "mean") and swaps(lin, source) and _promoted(source, weight) == source.dtype
-    if free and transforms_first(lin, source):
+    if free and transforms_first(lin.weight, source):
         h, bias = F.linear(source, lin.weight), lin.bias
         added = None if root is None or own is None else root(own)
         inside = added if added is not None and added.shape == (place.num_dst, h.shape[1]) else None
-        out: Any = _sum(place, h, weight, reduce, inside, bias=bias)
-        name += ("" if inside is None else " + root") + ("" if bias is None else " + bias")
+        out = _sum(place, h, weight, reduce, inside, bias=bias)
+        name = _named(reduce, inside is not None, bias)
         added = added if inside is None else None
     else:
         tie = aggregate.tie_rule(source, source.requires_grad or (weight is not None and weight.requires_grad))
@@ -310,6 +382,10 @@ def _two_linear(layer: Any, x: Any, edge_index: Any, weight: Any, size: Any, bef
         added = None if root is None or own is None else root(own)
     _count(layer, name)
     return out if added is None else out + added
+
+
+def _named(reduce: str, root: bool, bias: Tensor | None) -> str:
+    return reduce + (" + root" if root else "") + ("" if bias is None else " + bias")
 
 
 # ---------------------------------------------------------------------- putting it under PyG's layers
