@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ._native import accumulation_dtype
 from .csr import Core
 from .derivatives import (
     _TRANSPOSED,
@@ -21,13 +22,18 @@ from .derivatives import (
     _extremum_raw,
     _is_batched,
     _linear,
+    _row_sum,
+    _rows_first,
+    _sum_raw,
     _transformed,
     _transposes_quickly,
     _unwrap,
 )
-from .functional import LINEAR
 from .functional_aggregate import _aggregate, _Form, _vector
 from .graph import Graph
+from .plan import default_plan
+
+_O = Tensor | None
 
 
 class _Shape(NamedTuple):
@@ -35,39 +41,49 @@ class _Shape(NamedTuple):
 
     Attributes:
         core, flipped: the graph, or its transpose.
-        reduce: as in `gnn_spmm_plugin.spmm`.
-        tie: as there, for maxima and minima.
+        mean: what `_Form` calls it; None for sums and extrema.
+        extremum: ``"max"`` or ``"min"``, or None.
+        tie: as in `gnn_spmm_plugin.spmm`, for maxima and minima.
         first: multiply by the weight before the aggregation, which must be linear then.
     """
 
     core: Core
     flipped: bool
-    reduce: str
+    mean: str | None
+    extremum: str | None
     tie: str
     first: bool
 
-    def aggregated(
-        self,
-        x: Tensor,
-        scale: Tensor | None,
-        loop: Tensor | None,
-        added: Tensor | None = None,
-        bias: Tensor | None = None,
-        back: bool = False,
-    ) -> Tensor:
-        """``scale * A (scale * x) + loop * x + added + bias``; by the transpose of A where it goes `back`."""
-        mean, flipped = "rows" if self.reduce == "mean" else None, self.flipped
-        if back:
-            mean, flipped = _TRANSPOSED[mean], not flipped
-        if scale is None and loop is None and added is None and bias is None:
-            return _linear(self.core, flipped, x, None, mean)
-        form = _Form(self.core, flipped, loop is not None, mean, False, x.dtype, None)
-        return _aggregate(form, (x, None, added, loop, bias, scale, scale))
+    def aggregated(self, x: Tensor, scale: _O, loop: _O, added: _O = None, bias: _O = None) -> Tensor:
+        """``scale * A (scale * x) + loop * x + added + bias``, for a linear A, where nobody differentiates it."""
+        return _sum_raw_of(self.core, self.flipped, self.mean, x, scale, loop, added, bias)
+
+    def back(self, grad: Tensor, scale: _O, loop: _O, added: _O = None) -> Tensor:
+        """The same by the transpose of A, without a bias; differentiable."""
+        mean, flipped = _TRANSPOSED[self.mean], not self.flipped
+        if not torch.is_grad_enabled():
+            return _sum_raw_of(self.core, flipped, mean, grad, scale, loop, added, None)
+        if scale is None and loop is None and added is None:
+            return _linear(self.core, flipped, grad, None, mean)
+        form = _Form(self.core, flipped, loop is not None, mean, False, grad.dtype, None)
+        return _aggregate(form, (grad, None, added, loop, None, scale, scale))
 
 
-# x, weight, bias, own (None also where it is x itself), root, scale, loop
-_O = Tensor | None
-_Given = tuple[Tensor, Tensor, _O, _O, _O, _O, _O]
+def _sum_raw_of(
+    core: Core, flipped: bool, mean: str | None, x: Tensor, scale: _O, loop: _O, added: _O, bias: _O
+) -> Tensor:
+    csr = core.half(flipped)
+    plan = csr.plan
+    if plan is None or not plan.settled:
+        plan = default_plan(core, csr)
+    csr = plan.moved or csr
+    x, src_scale = _rows_first(x), scale
+    if mean == "cols":
+        src_scale = core.half(not flipped).inverse_degree(accumulation_dtype(x.dtype))
+    own = added if loop is None else x
+    if own is None and bias is None and src_scale is None:
+        return _row_sum(csr, plan, x, mean == "rows")
+    return _sum_raw(csr, plan, x, None, src_scale, scale, mean == "rows", own, loop, bias, False, x.dtype)
 
 
 def convolve(
@@ -97,8 +113,8 @@ def convolve(
         reduce: as in `gnn_spmm_plugin.spmm`.
         own: ``[num_dst, F']``, which may be `x`.
         root: ``[G, F']``; given if `own` is.
-        scale: ``[N]`` constants of the dtype of sums, for a sum over a square graph.
-        loop: ``[N]`` or ``[1]``, as `scale`; not together with `root`.
+        scale: ``[N]`` constants, for a sum over a square graph.
+        loop: ``[N]`` or ``[1]`` constants; not together with `root`.
         tie: as in `gnn_spmm_plugin.spmm`.
         first: multiply by `weight` before the aggregation, a sum or mean.
 
@@ -107,45 +123,77 @@ def convolve(
     """
     if torch.compiler.is_compiling() or _transformed() or _is_batched(x):
         return None
-    shape = _Shape(graph._core, graph._flipped, reduce, tie, first)
-    x, own = _unwrap(x), None if own is None or own is x else _unwrap(own)
-    given = x, weight, bias, own, root, scale, loop
+    own = None if own is None or own is x else _unwrap(own)
+    acc = torch.float64 if x.dtype == torch.float64 else torch.float32
+    scale, loop = _vector(scale, acc), _vector(loop, acc)
+    return convolve_unchecked(
+        graph, x, weight, bias, reduce, own=own, root=root, scale=scale, loop=loop, tie=tie, first=first
+    )
+
+
+def convolve_unchecked(
+    graph: Graph,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    reduce: str,
+    *,
+    own: Tensor | None = None,
+    root: Tensor | None = None,
+    scale: Tensor | None = None,
+    loop: Tensor | None = None,
+    tie: str = "first",
+    first: bool = False,
+) -> Tensor:
+    """`convolve` for callers that know that it does not return None; `own` is None also where it is `x`.
+
+    `scale` and `loop` are of the dtype of sums.
+    """
+    mean, extremum = _REDUCES[reduce]
+    shape = _Shape(graph._core, graph._flipped, mean, extremum, tie, first)
     if torch.is_grad_enabled():
-        for t in given[:5]:
-            if t is not None and t.requires_grad:
-                out, _ = _apply_convolution(shape, *given)
-                return out
-    return _convolve_raw(shape, given, False)[0]
+        trains = weight.requires_grad or x.requires_grad  # as nearly always
+        for t in () if trains else (bias, own, root):
+            trains |= t is not None and t.requires_grad
+        if trains:
+            return _apply_convolution(shape, _unwrap(x), weight, bias, own, root, scale, loop)[0]
+    return _convolve_raw(shape, x, weight, bias, own, root, scale, loop, False)[0]
 
 
-def _convolve_raw(shape: _Shape, given: _Given, trains_x: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
+#: What `_Shape` calls a reduction.
+_REDUCES = {"sum": (None, None), "mean": ("rows", None), "max": (None, "max"), "min": (None, "min")}
+
+
+def _convolve_raw(
+    shape: _Shape, x: Tensor, weight: Tensor, bias: _O, own: _O, root: _O, scale: _O, loop: _O, trains_x: bool
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """The result; where the aggregation came first, its own; and where that is an extremum, the winning edges."""
-    x, weight, bias, own, root, scale, loop = given
-    own = x if own is None else own
     if shape.first:
-        added = None if root is None else torch.mm(own, root.t())
-        bias = _vector(bias, torch.float64 if x.dtype == torch.float64 else torch.float32)
+        added = None if root is None else torch.mm(x if own is None else own, root.t())
+        if bias is not None and bias.dtype != torch.float32 and bias.dtype != torch.float64:
+            bias = bias.to(torch.float32)
         return shape.aggregated(torch.mm(x, weight.t()), scale, loop, added, bias), None, None
     arg = None
-    if shape.reduce in LINEAR:
+    if shape.extremum is None:
         aggregated = shape.aggregated(x, scale, loop)
     else:
-        minimum, by_first = shape.reduce == "min", trains_x and shape.tie == "first"
-        aggregated, arg = _extremum_raw(shape.core, shape.flipped, x, None, minimum, None, by_first)
-        arg = arg if by_first else None
+        by_first = trains_x and shape.tie == "first"
+        found = _extremum_raw(shape.core, shape.flipped, x, None, shape.extremum == "min", None, by_first)
+        aggregated, arg = found[0], found[1] if by_first else None
     out = F.linear(aggregated, weight, bias)
-    return out if root is None else out.addmm_(own, root.t()), aggregated, arg
+    return out if root is None else out.addmm_(x if own is None else own, root.t()), aggregated, arg
 
 
 class _Convolution(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, shape: _Shape, *given: Any) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        ctx: Any, shape: _Shape, x: Tensor, weight: Tensor, bias: _O, own: _O, root: _O, scale: _O, loop: _O
+    ) -> tuple[Tensor, Tensor | None]:
         _, by_x, by_weight, _, by_own, by_root, _, _ = ctx.needs_input_grad
-        x, weight, _, own, root, scale, loop = given
         if (by_x or (shape.first and by_weight)) and _transposes_quickly(shape.core, x):
             shape.core.half(not shape.flipped)
-        out, aggregated, arg = _convolve_raw(shape, given, by_x)
-        extremum = shape.reduce not in LINEAR
+        out, aggregated, arg = _convolve_raw(shape, x, weight, bias, own, root, scale, loop, by_x)
+        extremum = shape.extremum is not None
         needs_x = (by_weight and shape.first) or (by_root and own is None) or (by_x and extremum and arg is None)
         ctx.save_for_backward(
             x if needs_x else None,
@@ -176,7 +224,7 @@ class _Convolution(torch.autograd.Function):
         through = None if ctx.own else of_own  # comes back to x
         if shape.first:
             if by_x or by_weight:
-                h = shape.aggregated(grad, scale, loop, back=True)
+                h = shape.back(grad, scale, loop)
                 if by_x:
                     grads[1] = torch.mm(h, weight) if through is None else _plus_product(through, h, weight)
                 if by_weight:
@@ -219,8 +267,8 @@ def _back(
     added: Tensor | None,
 ) -> Tensor:
     """From the gradient of an aggregation to that of what was aggregated, plus `added`."""
-    if shape.reduce in LINEAR:
-        return shape.aggregated(grad, scale, loop, added, back=True)
+    if shape.extremum is None:
+        return shape.back(grad, scale, loop, added)
     picks = aggregated if arg is None else arg
     assert picks is not None
     found, _ = _extremum_gradients(shape.core, shape.flipped, x, None, picks, grad, (True, False), shape.tie)
@@ -230,4 +278,4 @@ def _back(
     return found + added if torch.is_grad_enabled() or _is_batched(found) else found.add_(added)
 
 
-__all__ = ["convolve"]
+__all__ = ["convolve", "convolve_unchecked"]

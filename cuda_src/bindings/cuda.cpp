@@ -535,8 +535,11 @@ void group(cuda::Grouping& p, const Tensor& like, const Launch& launch) {
   launch.check("group", cuda::group(p, launch.stream()));
 }
 
-std::tuple<int64_t, Tensor, Tensor, OptionalTensor, OptionalTensor, OptionalTensor> from_coo(
-    const Tensor& dst, const Tensor& src, int64_t num_dst, int64_t num_src, bool wide) {
+using FromCoo = std::tuple<int64_t, Tensor, Tensor, OptionalTensor, OptionalTensor, OptionalTensor,
+                           OptionalTensor, OptionalTensor, OptionalTensor>;
+
+FromCoo from_coo(const Tensor& dst, const Tensor& src, int64_t num_dst, int64_t num_src, bool wide,
+                 bool both) {
   check_from_coo(dst, src, num_dst, num_src, wide);
   STD_TORCH_CHECK(dst.scalar_type() == src.scalar_type(), "dst is ", dst.scalar_type(),
                   " but src is ", src.scalar_type(), ", expected one type");
@@ -545,18 +548,28 @@ std::tuple<int64_t, Tensor, Tensor, OptionalTensor, OptionalTensor, OptionalTens
   const Launch launch(dst);
   Tensor own_dst = fast_empty(dst, {edges}, type), own_src = fast_empty(dst, {edges}, type);
   cuda::Grouping grouping = grouping_of(own_dst, own_src, num_dst);
+  cuda::Grouping transposed = grouping_of(own_src, own_dst, num_src);
   const bool counted = cuda::can_count(grouping);
-  Tensor scratch =
-      fast_empty(dst, {counted ? cuda::counting_bytes(grouping) / 8 + 1 : 1}, ScalarType::Long);
-  grouping.scratch = scratch.mutable_data_ptr();
+  both = both && counted && cuda::can_count(transposed);
+  const int64_t bytes = both      ? cuda::counting_bytes(grouping, transposed)
+                        : counted ? cuda::counting_bytes(grouping)
+                                  : int64_t(sizeof(int64_t));
+  Tensor scratch = fast_empty(dst, {bytes / 8 + 1}, ScalarType::Long);
   // Of guessed sizes that bad edges have made absurd, no memory is asked for before these are
   // known.
-  OptionalTensor rowptr;
-  const auto allocate = [&] {
-    rowptr = fast_empty(dst, {num_dst + 1}, type);
-    grouping.rowptr = rowptr->mutable_data_ptr();
+  OptionalTensor rowptr, col, perm, rowptr_t, col_t, perm_t;
+  const auto rows_of = [&](OptionalTensor& of, cuda::Grouping& p) {
+    of = fast_empty(dst, {p.rows + 1}, type);
+    p.rowptr = of->mutable_data_ptr();
   };
-  if (counted) allocate();
+  const auto columns_of = [&](OptionalTensor& of, OptionalTensor& from, cuda::Grouping& p) {
+    of = fast_empty(dst, {edges}, type);
+    from = fast_empty(dst, {edges}, type);
+    p.col = of->mutable_data_ptr();
+    p.perm = from->mutable_data_ptr();
+  };
+  if (counted) rows_of(rowptr, grouping);
+  if (both) rows_of(rowptr_t, transposed);
   cuda::CheckCoo p{dst.scalar_type() == ScalarType::Long, wide};
   p.dst = dst.const_data_ptr();
   p.src = src.const_data_ptr();
@@ -567,28 +580,29 @@ std::tuple<int64_t, Tensor, Tensor, OptionalTensor, OptionalTensor, OptionalTens
   p.num_src = num_src;
   p.own_dst = own_dst.mutable_data_ptr();
   p.own_src = own_src.mutable_data_ptr();
-  p.fact = grouping.scratch;
+  p.fact = scratch.mutable_data_ptr();
   p.grouping = counted ? &grouping : nullptr;
+  p.transposed = both ? &transposed : nullptr;
   launch.check("from_coo", cuda::check_coo(p, launch.stream()));
+  if (both) {  // needs no answer, so the device has work while the host waits for one
+    columns_of(col_t, perm_t, transposed);
+    launch.check("from_coo", cuda::finish_grouping(transposed, launch.stream()));
+  }
   const cuda::CooFacts facts = cuda::read_fact(item(first_of(scratch)));
-  if (facts.first_bad >= 0) return {facts.first_bad, own_dst, own_src, {}, {}, {}};
-  if (!counted) allocate();
-  if (facts.sorted) {
-    if (!counted) {
-      launch.check("from_coo", cuda::find_rowptr(wide, p.own_dst, edges, num_dst, grouping.rowptr,
-                                                 launch.stream()));
+  if (facts.first_bad >= 0) return {facts.first_bad, own_dst, own_src, {}, {}, {}, {}, {}, {}};
+  if (!counted) rows_of(rowptr, grouping);
+  if (!facts.sorted) {
+    columns_of(col, perm, grouping);
+    if (counted) {
+      launch.check("from_coo", cuda::finish_grouping(grouping, launch.stream()));
+    } else {
+      group(grouping, dst, launch);
     }
-    return {-1, own_dst, own_src, rowptr, {}, {}};
+  } else if (!counted) {
+    launch.check("from_coo", cuda::find_rowptr(wide, p.own_dst, edges, num_dst, grouping.rowptr,
+                                               launch.stream()));
   }
-  Tensor col = fast_empty(dst, {edges}, type), perm = fast_empty(dst, {edges}, type);
-  grouping.col = col.mutable_data_ptr();
-  grouping.perm = perm.mutable_data_ptr();
-  if (counted) {
-    launch.check("from_coo", cuda::finish_grouping(grouping, launch.stream()));
-  } else {
-    group(grouping, dst, launch);
-  }
-  return {-1, own_dst, own_src, rowptr, col, perm};
+  return {-1, own_dst, own_src, rowptr, col, perm, rowptr_t, col_t, perm_t};
 }
 
 std::tuple<Tensor, Tensor, Tensor> transpose(const Tensor& dst, const Tensor& src,

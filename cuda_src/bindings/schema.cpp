@@ -94,11 +94,13 @@ STABLE_TORCH_LIBRARY(gnn_spmm_plugin, m) {
   m.def("_edge_softmax_backward(Tensor rowptr, Tensor? perm, Tensor p, Tensor grad) -> Tensor");
   // The CSR of an edge list. Returns the first position with an index out of range (then nothing
   // else means anything) or -1; copies of dst and src; rowptr, col and perm, the last two only
-  // where dst decreases somewhere: else col is the copy of src, which no two results may share. All
-  // int64 if wide, else int32.
+  // where dst decreases somewhere: else col is the copy of src, which no two results may share. If
+  // both, and there are so few that the host decides how long it takes, also what _transpose
+  // returns. All int64 if wide, else int32.
   m.def(
-      "_from_coo(Tensor dst, Tensor src, SymInt num_dst, SymInt num_src, bool wide) "
-      "-> (int, Tensor, Tensor, Tensor?, Tensor?, Tensor?)");
+      "_from_coo(Tensor dst, Tensor src, SymInt num_dst, SymInt num_src, bool wide, "
+      "bool both=False) -> (int, Tensor, Tensor, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, "
+      "Tensor?)");
   // rowptr, col and perm of the transposed graph, from those copies.
   m.def("_transpose(Tensor dst, Tensor src, SymInt num_src) -> (Tensor, Tensor, Tensor)");
   // 1 / max(entries of the row, 1), [rows] float32 or float64.

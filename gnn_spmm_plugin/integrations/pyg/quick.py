@@ -1,0 +1,168 @@
+"""The commonest calls of the commonest layers, ``layer(x, edge_index)``, in as few steps as Python allows.
+
+A mini-batch's edge list is new in every step, its layers take microseconds on the device, and then it counts what a
+layer is asked before its one kernel. Here it is asked what can be seen at a glance; whoever is in doubt returns None,
+and the layer is called as ever: by way of `torch.nn.Module.__call__` to `direct`, which asks everything.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.nn.conv import GCNConv, GINConv, SAGEConv
+from torch_geometric.nn.dense.linear import Linear
+
+from ...cache import graph_of_edge_index, latest
+from ...functional import LINEAR
+from ...functional_convolution import convolve_unchecked
+from ...graph import Graph
+from ...nn.conv import transforms_first
+from ...normalize import gcn_norm
+from . import aggregate, direct
+from .lazy import PLAIN
+from .records import Record
+
+_every = torch.nn.modules.module
+#: Hooks on all modules; torch adds to these and takes from them, and never exchanges them.
+_ALL = (
+    *(_every._global_forward_hooks, _every._global_forward_pre_hooks),
+    *(_every._global_backward_hooks, _every._global_backward_pre_hooks),
+)
+_CALLS = tuple(f"_{way}_{when}" for way in ("forward", "backward") for when in ("hooks", "pre_hooks"))
+#: What has to be empty: in a module, and in a layer.
+_WATCHERS = operator.itemgetter(*_CALLS)
+_LAYER_WATCHERS = operator.itemgetter(*_CALLS, *direct.LAYER_HOOKS, "_explain")
+_OWN = direct.OWN | {"_compiled_call_impl", "__call__"}
+_Parameter = torch.nn.Parameter
+_LINEAR = frozenset((Linear, torch.nn.Linear))
+_SETTINGS = operator.itemgetter("_modules", "node_dim", "_decomposed_layers", "flow")
+
+
+def quick(layer: Any, x: Any, edge_index: Any, record: Record) -> Tensor | None:
+    """What ``layer(x, edge_index)`` returns; None where it has to be called.
+
+    For callers that know that no transform is on, nor anything that traces.
+
+    Args:
+        layer: an accelerated layer.
+        x: features.
+        edge_index: the edges.
+        record: of the layer.
+    """
+    cls = type(layer)
+    form = _FORMS.get(cls)
+    if form is None or type(x) not in PLAIN or type(edge_index) is not Tensor:
+        return None
+    attributes = layer.__dict__
+    try:
+        modules, node_dim, decomposed, flow = _SETTINGS(attributes)
+        aggr = modules["aggr_module"]
+        reduce = aggregate.REDUCTIONS[type(aggr)]
+        if any(_LAYER_WATCHERS(attributes)) or any(_ALL) or decomposed != 1 or not (node_dim == -2 or node_dim == 0):
+            return None
+        if _watched(aggr) or not _OWN.isdisjoint(attributes) or not direct.installed(cls):
+            return None
+        if torch.is_autocast_enabled(x.device.type) or aggregate.policy() != "auto" or len(x.shape) != 2:
+            return None
+        return form(attributes, modules, reduce, x, edge_index, flow != "source_to_target", record)  # type: ignore[no-any-return]
+    except KeyError:
+        return None
+
+
+def _watched(module: Any) -> bool:
+    attributes = module.__dict__
+    return any(_WATCHERS(attributes)) or "forward" in attributes
+
+
+def _weight(lin: Any, x: Tensor) -> Tensor | None:
+    """The weight of a linear layer as torch or PyG have it, if it fits `x`."""
+    if type(lin) not in _LINEAR:
+        return None
+    attributes = lin.__dict__
+    weight = attributes["_parameters"]["weight"]
+    if any(_WATCHERS(attributes)) or "forward" in attributes or type(weight) is not _Parameter:
+        return None
+    return weight if weight.dtype is x.dtype and weight.device == x.device else None  # type: ignore[no-any-return]
+
+
+def _graph(x: Tensor, edge_index: Tensor, reverse: bool) -> Graph | None:
+    """The graph of `edge_index`, square; None where that or `x` are not what there are kernels for."""
+    nodes = x.shape[0]
+    graph = latest(edge_index, nodes, nodes, reverse)
+    if graph is not None and graph._core.device == x.device and x.layout is torch.strided:
+        return graph
+    if not direct._features(x) or not direct._edges(edge_index, None, x):
+        return None
+    try:
+        return graph_of_edge_index(edge_index, nodes, nodes, reverse)
+    except IndexError:  # it is PyG's to raise
+        return None
+
+
+def _sage(
+    attributes: Any, modules: Any, reduce: str, x: Tensor, edge_index: Tensor, reverse: bool, record: Record
+) -> Tensor | None:
+    if attributes["normalize"] or attributes["project"]:
+        return None
+    lin, root = modules["lin_l"], None
+    weight, bias = _weight(lin, x), lin.__dict__["_parameters"]["bias"]
+    if attributes["root_weight"]:
+        right = modules["lin_r"]
+        root = _weight(right, x)
+        if root is None or right.__dict__["_parameters"]["bias"] is not None:
+            return None
+    graph = None if weight is None else _graph(x, edge_index, reverse)
+    if graph is None or weight is None:
+        return None
+    if reduce in LINEAR:
+        first, tie = transforms_first(weight, x), "first"
+    else:
+        first, tie = False, aggregate.tie_rule(x, x.requires_grad)
+    record.fused[direct.named(reduce, root is not None, bias) if first else reduce] += 1
+    return convolve_unchecked(graph, x, weight, bias, reduce, root=root, tie=tie, first=first)
+
+
+def _gcn(
+    attributes: Any, modules: Any, reduce: str, x: Tensor, edge_index: Tensor, reverse: bool, record: Record
+) -> Tensor | None:
+    if attributes["cached"] or not attributes["normalize"] or reduce != "sum":
+        return None
+    lin, bias = modules["lin"], attributes["_parameters"]["bias"]
+    weight = _weight(lin, x)
+    if weight is None or lin.__dict__["_parameters"]["bias"] is not None:
+        return None
+    if bias is not None and (type(bias) is not _Parameter or bias.dtype != x.dtype):
+        return None
+    graph = _graph(x, edge_index, reverse)
+    if graph is None:
+        return None
+    norm, first = gcn_norm(graph, None, x.dtype, attributes["add_self_loops"]), transforms_first(weight, x)
+    record.fused["normalised sum + bias" if first and bias is not None else "normalised sum"] += 1
+    return convolve_unchecked(graph, x, weight, bias, "sum", scale=norm.scale, loop=norm.loop, first=first)
+
+
+def _gin(
+    attributes: Any, modules: Any, reduce: str, x: Tensor, edge_index: Tensor, reverse: bool, record: Record
+) -> Tensor | None:
+    eps, lin = attributes["_buffers"]["eps"], modules["nn"]
+    if reduce not in LINEAR or eps.requires_grad or eps.dtype != x.dtype or eps.shape != (1,):
+        return None
+    then: Any = None
+    if type(lin) is torch.nn.Sequential and not _watched(lin) and len(lin):
+        lin, *then = lin  # its first layer belongs to the same step
+    weight = _weight(lin, x)
+    graph = None if weight is None else _graph(x, edge_index, reverse)
+    if graph is None or weight is None or x.shape[1] != weight.shape[1]:
+        return None
+    bias, first = lin.__dict__["_parameters"]["bias"], transforms_first(weight, x)
+    record.fused[f"{reduce} + self"] += 1
+    out = convolve_unchecked(graph, x, weight, bias, reduce, loop=1 + eps, first=first)
+    for module in then or ():
+        out = module(out)
+    return out
+
+
+_FORMS = {SAGEConv: _sage, GCNConv: _gcn, GINConv: _gin}
