@@ -440,7 +440,7 @@ def raw_arguments(device: str) -> dict[str, tuple[object, ...]]:
         "pcsr_spmm": (*arrays, x, scale, scale, [4, 1, 2, split.slots], True, *end),
         "spmm_arg": (csr.rowptr, csr.col, csr.perm, w, x, *plan, False),
         "spmm_arg_backward": (other.rowptr, other.col, other.perm, w, y, arg, *plan),
-        "spmm_tie_count": (csr.rowptr, csr.col, w, x, out, *plan),
+        "spmm_tie_count": (csr.rowptr, csr.col, w, x, out, *plan, y, True),
         "spmm_tie_backward": (other.rowptr, other.col, w, y, x, out, *plan),
         "sddmm": (csr.rowptr, csr.col, csr.perm, y, x, 2),
         "sddmm_arg": (csr.rowptr, csr.col, csr.perm, y, x, arg, 2),

@@ -259,6 +259,12 @@ def check_extremes(csr: Csr, dtype: torch.dtype, width: int, heads: int) -> None
         got = ops._spmm_tie_count(csr.rowptr, csr.col, weight, x, out, None, [])
         assert got.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
         assert torch.equal(got.double(), sum_rows(csr, tied))
+        for zero_wins in (False, True):
+            share = ops._spmm_tie_count(csr.rowptr, csr.col, weight, x, out, None, [], grad, zero_wins)
+            assert share.dtype == dtype
+            count = got + (out == 0) if zero_wins else got
+            some = count > 0
+            assert torch.equal(share[some], (grad / count).to(dtype)[some])
         got = ops._spmm_tie_backward(transposed.rowptr, transposed.col, weight_t, grad, x, out, None, [])
         gathered = torch.where(tied, factor * sent_grad, torch.zeros(()).double())[order]
         close(got, sum_rows(transposed, gathered).to(dtype), dtype, sloppy)

@@ -115,15 +115,18 @@ Tensor spmm_arg_backward(const Tensor& rowptr, const Tensor& col, const Optional
 
 Tensor spmm_tie_count(const Tensor& rowptr, const Tensor& col, const OptionalTensor& weight,
                       const Tensor& x, const Tensor& out, const OptionalTensor&,
-                      const std::vector<int64_t>&) {
-  const Sizes sizes = check_spmm_tie_count(rowptr, col, weight, x, out);
-  Tensor count = fast_empty(x, {sizes.csr.rows, sizes.width}, accumulator_type(sizes.type));
+                      const std::vector<int64_t>&, const OptionalTensor& grad, bool zero_wins) {
+  const Sizes sizes = check_spmm_tie_count(rowptr, col, weight, x, out, grad);
+  Tensor result = fast_empty(x, {sizes.csr.rows, sizes.width},
+                             grad ? sizes.type : accumulator_type(sizes.type));
   cpu::Problem p = problem_of(sizes, rowptr, &col, std::nullopt, weight);
   p.x = rows_of(x);
   p.out = rows_of(out);
-  p.result = count.mutable_data_ptr();
+  if (grad) p.grad = rows_of(*grad);
+  p.zero_wins = zero_wins;
+  p.result = result.mutable_data_ptr();
   cpu::spmm_tie_count(p);
-  return count;
+  return result;
 }
 
 Tensor spmm_tie_backward(const Tensor& rowptr, const Tensor& col, const OptionalTensor& weight,

@@ -295,18 +295,26 @@ Tensor spmm_arg_backward(const Tensor& rowptr, const Tensor& col, const Optional
 
 Tensor spmm_tie_count(const Tensor& rowptr, const Tensor& col, const OptionalTensor& weight,
                       const Tensor& x, const Tensor& out, const OptionalTensor& items,
-                      const std::vector<int64_t>& config) {
-  const Sizes sizes = check_spmm_tie_count(rowptr, col, weight, x, out);
-  Tensor count = fast_empty(x, {sizes.csr.rows, sizes.width}, accumulator_type(sizes.type));
+                      const std::vector<int64_t>& config, const OptionalTensor& grad,
+                      bool zero_wins) {
+  const Sizes sizes = check_spmm_tie_count(rowptr, col, weight, x, out, grad);
+  Tensor result = fast_empty(x, {sizes.csr.rows, sizes.width},
+                             grad ? sizes.type : accumulator_type(sizes.type));
   cuda::RowSweep p = sweep_of(sizes, rowptr, col, std::nullopt, weight, x, items, config);
   p.x = x.const_data_ptr();
   p.x_stride = row_stride("x", x, sizes);
   p.own = out.const_data_ptr();
   p.own_stride = out.stride(0);
-  p.out = count.mutable_data_ptr();
-  p.out_dtype = sizes.dtype == Dtype::kFloat64 ? Dtype::kFloat64 : Dtype::kFloat32;
+  p.zero_wins = zero_wins;
+  p.out = result.mutable_data_ptr();
+  if (grad) {
+    p.self = grad->const_data_ptr();
+    p.self_stride = grad->stride(0);
+  } else {
+    p.out_dtype = sizes.dtype == Dtype::kFloat64 ? Dtype::kFloat64 : Dtype::kFloat32;
+  }
   run("spmm_tie_count", cuda::RowOp::kTieCount, p, sizes, x);
-  return count;
+  return result;
 }
 
 Tensor spmm_tie_backward(const Tensor& rowptr, const Tensor& col, const OptionalTensor& weight,

@@ -44,10 +44,11 @@ STABLE_TORCH_LIBRARY(gnn_spmm_plugin, m) {
   m.def(
       "_spmm_arg_backward(Tensor rowptr, Tensor col, Tensor? perm, Tensor? weight, Tensor grad, "
       "Tensor arg, Tensor? items, int[] config) -> Tensor");
-  // How many messages of the row equal out.
+  // How many messages of the row equal out, and one more if zero_wins and that is 0; in the type of
+  // sums. With grad: instead of that, grad divided by it, of x's type.
   m.def(
       "_spmm_tie_count(Tensor rowptr, Tensor col, Tensor? weight, Tensor x, Tensor out, "
-      "Tensor? items, int[] config) -> Tensor");
+      "Tensor? items, int[] config, Tensor? grad=None, bool zero_wins=False) -> Tensor");
   // On the transposed graph: sum of weight * grad[col] where the edge's message equals out[col].
   m.def(
       "_spmm_tie_backward(Tensor rowptr, Tensor col, Tensor? weight, Tensor grad, Tensor x, "

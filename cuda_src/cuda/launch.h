@@ -51,6 +51,7 @@ struct RowSweep : SumEnd {
   const void* edge = nullptr;  // a row an edge, in the caller's order
   void* out_edge = nullptr;    // as `edge`, or null
   bool minimum = false;        // of extrema: not the maximum
+  bool zero_wins = false;      // of a count of ties: 0 is one more
   void* out_arg = nullptr;     // of extrema, or null
   int64_t x_stride = 0, other_stride = 0, own_stride = 0, edge_stride = 0;
   int64_t rows = 0, edges = 0, cols = 0;

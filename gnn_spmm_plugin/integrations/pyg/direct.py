@@ -199,19 +199,24 @@ def _convolve(
         lin: what multiplies them, before or after the aggregation.
         bias: of the result.
         reduce: the reduction.
-        root: the linear layer of `own`, features of the destinations; none unless both are given.
+        root: the linear layer of `own`; none unless both are given.
+        own: features of the destinations.
         scales: of a normalised sum: factor of each node, and of its own features.
     """
     if place.graph is None or aggregate.policy() != "auto" or torch.is_autocast_enabled(x.device.type):
         return None, False
     weight, root_weight = _weight(lin, x), None
-    if weight is None or not (bias is None or (type(bias) in PLAIN and bias.dtype == x.dtype)):
+    if weight is None:
+        return None, False
+    if bias is not None and (type(bias) not in PLAIN or bias.dtype != x.dtype or bias.shape != weight.shape[:1]):
         return None, False
     if root is None or own is None:
         own = None
     else:
         root_weight = _weight(root, own)
-        if root_weight is None or root.bias is not None or own.shape[0] != place.num_dst or own.dtype != x.dtype:
+        if root_weight is None or root.bias is not None or root_weight.shape[0] != weight.shape[0]:
+            return None, False
+        if own.shape[0] != place.num_dst or own.dtype != x.dtype:
             return None, False
     first = reduce in LINEAR and transforms_first(weight, x)
     tie = "first" if reduce in LINEAR else aggregate.tie_rule(x, x.requires_grad)

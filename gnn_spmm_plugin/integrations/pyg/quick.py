@@ -8,6 +8,7 @@ and the layer is called as ever: by way of `torch.nn.Module.__call__` to `direct
 from __future__ import annotations
 
 import operator
+import weakref
 from typing import Any
 
 import torch
@@ -15,7 +16,10 @@ from torch import Tensor
 from torch_geometric.nn.conv import GCNConv, GINConv, SAGEConv
 from torch_geometric.nn.dense.linear import Linear
 
+from ..._config import verify_always
 from ...cache import graph_of_edge_index, latest
+from ...csr import capturing, state
+from ...derivatives import _is_batched
 from ...functional import LINEAR
 from ...functional_convolution import convolve_unchecked
 from ...graph import Graph
@@ -65,7 +69,7 @@ def quick(layer: Any, x: Any, edge_index: Any, record: Record) -> Tensor | None:
             return None
         if _watched(aggr) or not _OWN.isdisjoint(attributes) or not direct.installed(cls):
             return None
-        if torch.is_autocast_enabled(x.device.type) or aggregate.policy() != "auto" or len(x.shape) != 2:
+        if torch.is_autocast_enabled(x.device.type) or aggregate.policy() != "auto" or x.dim() != 2 or _is_batched(x):
             return None
         return form(attributes, modules, reduce, x, edge_index, flow != "source_to_target", record)  # type: ignore[no-any-return]
     except KeyError:
@@ -86,6 +90,10 @@ def _weight(lin: Any, x: Tensor) -> Tensor | None:
     if any(_WATCHERS(attributes)) or "forward" in attributes or type(weight) is not _Parameter:
         return None
     return weight if weight.dtype is x.dtype and weight.device == x.device else None  # type: ignore[no-any-return]
+
+
+def _fits(bias: Tensor | None, weight: Tensor) -> bool:
+    return bias is None or (bias.dtype is weight.dtype and bias.shape == weight.shape[:1])
 
 
 def _graph(x: Tensor, edge_index: Tensor, reverse: bool) -> Graph | None:
@@ -114,15 +122,18 @@ def _sage(
         root = _weight(right, x)
         if root is None or right.__dict__["_parameters"]["bias"] is not None:
             return None
-    graph = None if weight is None else _graph(x, edge_index, reverse)
-    if graph is None or weight is None:
+    if weight is None or not _fits(bias, weight) or (root is not None and root.shape[0] != weight.shape[0]):
+        return None
+    graph = _graph(x, edge_index, reverse)
+    if graph is None:
         return None
     if reduce in LINEAR:
         first, tie = transforms_first(weight, x), "first"
     else:
         first, tie = False, aggregate.tie_rule(x, x.requires_grad)
+    out = convolve_unchecked(graph, x, weight, bias, reduce, root=root, tie=tie, first=first)
     record.fused[direct.named(reduce, root is not None, bias) if first else reduce] += 1
-    return convolve_unchecked(graph, x, weight, bias, reduce, root=root, tie=tie, first=first)
+    return out
 
 
 def _gcn(
@@ -132,16 +143,15 @@ def _gcn(
         return None
     lin, bias = modules["lin"], attributes["_parameters"]["bias"]
     weight = _weight(lin, x)
-    if weight is None or lin.__dict__["_parameters"]["bias"] is not None:
-        return None
-    if bias is not None and (type(bias) is not _Parameter or bias.dtype != x.dtype):
+    if weight is None or lin.__dict__["_parameters"]["bias"] is not None or not _fits(bias, weight):
         return None
     graph = _graph(x, edge_index, reverse)
     if graph is None:
         return None
     norm, first = gcn_norm(graph, None, x.dtype, attributes["add_self_loops"]), transforms_first(weight, x)
+    out = convolve_unchecked(graph, x, weight, bias, "sum", scale=norm.scale, loop=norm.loop, first=first)
     record.fused["normalised sum + bias" if first and bias is not None else "normalised sum"] += 1
-    return convolve_unchecked(graph, x, weight, bias, "sum", scale=norm.scale, loop=norm.loop, first=first)
+    return out
 
 
 def _gin(
@@ -153,16 +163,31 @@ def _gin(
     then: Any = None
     if type(lin) is torch.nn.Sequential and not _watched(lin) and len(lin):
         lin, *then = lin  # its first layer belongs to the same step
-    weight = _weight(lin, x)
-    graph = None if weight is None else _graph(x, edge_index, reverse)
-    if graph is None or weight is None or x.shape[1] != weight.shape[1]:
+    weight, bias = _weight(lin, x), lin.__dict__["_parameters"]["bias"]
+    if weight is None or x.shape[1] != weight.shape[1] or not _fits(bias, weight):
         return None
-    bias, first = lin.__dict__["_parameters"]["bias"], transforms_first(weight, x)
+    graph = _graph(x, edge_index, reverse)
+    if graph is None:
+        return None
+    first = transforms_first(weight, x)
+    out = convolve_unchecked(graph, x, weight, bias, reduce, loop=_one_plus(eps, record), first=first)
     record.fused[f"{reduce} + self"] += 1
-    out = convolve_unchecked(graph, x, weight, bias, reduce, loop=1 + eps, first=first)
     for module in then or ():
         out = module(out)
     return out
+
+
+def _one_plus(eps: Tensor, record: Record) -> Tensor:
+    """``1 + eps``; on a GPU, where that is a launch, the same again as long as `eps` stays what it was."""
+    if not eps.is_cuda or verify_always() or capturing(eps.device):
+        return 1 + eps
+    kept = record.one_plus
+    if kept is not None and kept[0]() is eps and kept[1] == state(eps):
+        return kept[2]
+    made = 1 + eps
+    if not (made.is_inference() or eps.is_inference()):
+        record.one_plus = weakref.ref(eps), state(eps), made
+    return made
 
 
 _FORMS = {SAGEConv: _sage, GCNConv: _gcn, GINConv: _gin}
