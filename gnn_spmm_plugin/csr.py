@@ -350,5 +350,6 @@ def _from_coo(dst: Tensor, src: Tensor, num_dst: int, num_src: int, both: bool =
     core = Core(csr)
     if transposed[0] is not None:
         counters["transposes_built"] += 1
-        core.transpose = Csr(*transposed, num_dst)
+        rowptr, col, perm = transposed
+        core.transpose = Csr(rowptr, col, perm, num_dst)
     return core

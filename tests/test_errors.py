@@ -452,7 +452,7 @@ def raw_arguments(device: str) -> dict[str, tuple[object, ...]]:
         "edge_sum_dot": (csr.rowptr, csr.col, csr.perm, y, x, e),
         "edge_softmax": (csr.rowptr, csr.perm, w),
         "edge_softmax_backward": (csr.rowptr, csr.perm, w, w),
-        "from_coo": (g.edge_index()[1], g.edge_index()[0], 37, 37, False),
+        "from_coo": (g.edge_index()[1], g.edge_index()[0], 37, 37, False, True),
         "inverse_degree": (csr.rowptr, torch.float32),
         "gcn_scales": (csr.rowptr, csr.col, True, torch.float64),
         "transpose": (*g.edge_index().int().flip(0).unbind(), 37),

@@ -403,7 +403,7 @@ def test_any_number_of_threads_gives_the_same_bits() -> None:
             *ops._spmm_arg(csr.rowptr, csr.col, csr.perm, weight, x, None, [], False),
             ops._edge_softmax(csr.rowptr, csr.perm, logits),
             *ops._transpose(csr.perm, csr.col, csr.num_src),
-            *ops._from_coo(csr.col, csr.perm, csr.num_src, csr.edges, False)[1:],
+            *ops._from_coo(csr.col, csr.perm, csr.num_src, csr.edges, False, True)[1:],
         ]
 
     before = torch.get_num_threads()

@@ -26,15 +26,15 @@ from torch_geometric.nn.dense.linear import Linear
 
 from ... import _native
 from ...cache import graph_of_edge_index
-from ...functional import LINEAR, spmm
+from ...functional import spmm
 from ...functional_aggregate import aggregate_unchecked
-from ...functional_convolution import convolve
 from ...functional_edge_index import spmm_edge_index
 from ...graph import Graph
 from ...kernels import DTYPES
 from ...nn.conv import swaps, transforms_first
 from ...normalize import gcn_norm
 from . import aggregate
+from .convolved import convolved, watched
 from .lazy import PLAIN
 from .records import record_of
 
@@ -181,74 +181,6 @@ def _count(layer: Any, name: str) -> None:
         record_of(layer).fused[name] += 1
 
 
-def _convolve(
-    place: _Place,
-    x: Tensor,
-    lin: Any,
-    bias: Tensor | None,
-    reduce: str,
-    root: Any = None,
-    own: Tensor | None = None,
-    scales: tuple[Tensor | None, Tensor | None] = (None, None),
-) -> tuple[Tensor | None, bool]:
-    """The layer as one step, where nobody looks at its linear layers, else None; and whether `lin` came first.
-
-    Args:
-        place: where messages go.
-        x: features of the sources.
-        lin: what multiplies them, before or after the aggregation.
-        bias: of the result.
-        reduce: the reduction.
-        root: the linear layer of `own`; none unless both are given.
-        own: features of the destinations.
-        scales: of a normalised sum: factor of each node, and of its own features.
-    """
-    if place.graph is None or aggregate.policy() != "auto" or torch.is_autocast_enabled(x.device.type):
-        return None, False
-    weight, root_weight = _weight(lin, x), None
-    if weight is None:
-        return None, False
-    if bias is not None and (type(bias) not in PLAIN or bias.dtype != x.dtype or bias.shape != weight.shape[:1]):
-        return None, False
-    if root is None or own is None:
-        own = None
-    else:
-        root_weight = _weight(root, own)
-        if root_weight is None or root.bias is not None or root_weight.shape[0] != weight.shape[0]:
-            return None, False
-        if own.shape[0] != place.num_dst or own.dtype != x.dtype:
-            return None, False
-    first = reduce in LINEAR and transforms_first(weight, x)
-    tie = "first" if reduce in LINEAR else aggregate.tie_rule(x, x.requires_grad)
-    scale, loop = scales
-    out = convolve(
-        *(place.graph, x, weight, bias, reduce),
-        **{"own": own, "root": root_weight, "scale": scale, "loop": loop, "tie": tie, "first": first},
-    )
-    return out, first
-
-
-_CALLED = operator.itemgetter(
-    *(f"_{way}{when}" for way in ("forward", "backward") for when in ("_hooks", "_pre_hooks"))
-)
-
-
-def _watched(module: Any) -> bool:
-    """Whether somebody has to do with calls of a module."""
-    attributes = module.__dict__
-    return any(_CALLED(attributes)) or "forward" in attributes
-
-
-def _weight(lin: Any, x: Tensor) -> Tensor | None:
-    """The weight of a linear layer as PyG and torch have it, which fits `x`; None where it has to be called."""
-    if type(lin) not in (Linear, torch.nn.Linear) or _watched(lin):
-        return None
-    weight = lin.__dict__["_parameters"].get("weight")
-    if type(weight) is not torch.nn.Parameter or weight.dtype != x.dtype:  # one that is shared out, or still to be made
-        return None
-    return weight if weight.layout == torch.strided and weight.device == x.device else None
-
-
 # ---------------------------------------------------------------------- the four layers
 
 
@@ -275,7 +207,7 @@ def _gcn(layer: Any, x: Any, edge_index: Any, edge_weight: Any = None) -> Any:
     name = "normalised sum" if normalize else "sum" if weight is None else "weighted sum"
     if weight is None:
         scales = (None, None) if norm is None else (norm.scale, norm.loop)
-        out, first = _convolve(place, x, lin, bias, "sum", scales=scales)
+        out, first = convolved(place.graph, place.num_dst, x, lin, bias, "sum", scales=scales)
         if out is not None:
             _count(layer, name if bias is None or not first else f"{name} + bias")
             return out
@@ -346,11 +278,13 @@ def _gin(layer: Any, x: Any, edge_index: Any, size: Any = None) -> Any:
             return NotImplemented
         scale = 1 + layer.eps
     _count(layer, reduce if own is None else f"{reduce} + self")
-    if own is source and not scale.requires_grad and scale.dtype == source.dtype:
+    if scale is not None and own is source and not scale.requires_grad and scale.dtype == source.dtype:
         # The linear layer that `nn` is, or begins with, belongs to the same step.
         nn = layer.nn
-        lin, *then = tuple(nn) if type(nn) is torch.nn.Sequential and len(nn) and not _watched(nn) else (nn,)
-        out, _ = _convolve(place, source, lin, getattr(lin, "bias", None), reduce, scales=(None, scale))
+        lin, *then = tuple(nn) if type(nn) is torch.nn.Sequential and len(nn) and not watched(nn) else (nn,)
+        out, _ = convolved(
+            place.graph, place.num_dst, source, lin, getattr(lin, "bias", None), reduce, scales=(None, scale)
+        )
         if out is not None:
             for module in then:
                 out = module(out)
@@ -382,17 +316,17 @@ def _two_linear(layer: Any, x: Any, edge_index: Any, weight: Any, size: Any, bef
     if before is not None:
         source = before(source).relu()
     if weight is None:
-        out, first = _convolve(place, source, lin, lin.bias, reduce, root, own)
-        if out is not None:
+        whole, first = convolved(place.graph, place.num_dst, source, lin, lin.bias, reduce, root, own)
+        if whole is not None:
             _count(layer, named(reduce, root is not None and own is not None, lin.bias) if first else reduce)
-            return out
+            return whole
     name = reduce
     free = reduce in ("sum", "mean") and swaps(lin, source) and _promoted(source, weight) == source.dtype
     if free and transforms_first(lin.weight, source):
         h, bias = F.linear(source, lin.weight), lin.bias
         added = None if root is None or own is None else root(own)
         inside = added if added is not None and added.shape == (place.num_dst, h.shape[1]) else None
-        out = _sum(place, h, weight, reduce, inside, bias=bias)
+        out: Any = _sum(place, h, weight, reduce, inside, bias=bias)
         name = named(reduce, inside is not None, bias)
         added = added if inside is None else None
     else:

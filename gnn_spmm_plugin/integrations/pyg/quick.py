@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric.nn.conv import GCNConv, GINConv, SAGEConv
-from torch_geometric.nn.dense.linear import Linear
 
 from ..._config import verify_always
+from ..._native import accumulation_dtype
 from ...cache import graph_of_edge_index, latest
 from ...csr import capturing, state
 from ...derivatives import _is_batched
@@ -26,6 +26,7 @@ from ...graph import Graph
 from ...nn.conv import transforms_first
 from ...normalize import gcn_norm
 from . import aggregate, direct
+from .convolved import CALLS, fits, watched, weight_of
 from .lazy import PLAIN
 from .records import Record
 
@@ -35,13 +36,9 @@ _ALL = (
     *(_every._global_forward_hooks, _every._global_forward_pre_hooks),
     *(_every._global_backward_hooks, _every._global_backward_pre_hooks),
 )
-_CALLS = tuple(f"_{way}_{when}" for way in ("forward", "backward") for when in ("hooks", "pre_hooks"))
-#: What has to be empty: in a module, and in a layer.
-_WATCHERS = operator.itemgetter(*_CALLS)
-_LAYER_WATCHERS = operator.itemgetter(*_CALLS, *direct.LAYER_HOOKS, "_explain")
+#: What has to be empty in a layer.
+_WATCHERS = operator.itemgetter(*(CALLS + direct.LAYER_HOOKS + ("_explain",)))
 _OWN = direct.OWN | {"_compiled_call_impl", "__call__"}
-_Parameter = torch.nn.Parameter
-_LINEAR = frozenset((Linear, torch.nn.Linear))
 _SETTINGS = operator.itemgetter("_modules", "node_dim", "_decomposed_layers", "flow")
 
 
@@ -65,35 +62,15 @@ def quick(layer: Any, x: Any, edge_index: Any, record: Record) -> Tensor | None:
         modules, node_dim, decomposed, flow = _SETTINGS(attributes)
         aggr = modules["aggr_module"]
         reduce = aggregate.REDUCTIONS[type(aggr)]
-        if any(_LAYER_WATCHERS(attributes)) or any(_ALL) or decomposed != 1 or not (node_dim == -2 or node_dim == 0):
+        if any(_WATCHERS(attributes)) or any(_ALL) or decomposed != 1 or not (node_dim == -2 or node_dim == 0):
             return None
-        if _watched(aggr) or not _OWN.isdisjoint(attributes) or not direct.installed(cls):
+        if watched(aggr) or not _OWN.isdisjoint(attributes) or not direct.installed(cls):
             return None
         if torch.is_autocast_enabled(x.device.type) or aggregate.policy() != "auto" or x.dim() != 2 or _is_batched(x):
             return None
-        return form(attributes, modules, reduce, x, edge_index, flow != "source_to_target", record)  # type: ignore[no-any-return]
+        return form(attributes, modules, reduce, x, edge_index, flow != "source_to_target", record)
     except KeyError:
         return None
-
-
-def _watched(module: Any) -> bool:
-    attributes = module.__dict__
-    return any(_WATCHERS(attributes)) or "forward" in attributes
-
-
-def _weight(lin: Any, x: Tensor) -> Tensor | None:
-    """The weight of a linear layer as torch or PyG have it, if it fits `x`."""
-    if type(lin) not in _LINEAR:
-        return None
-    attributes = lin.__dict__
-    weight = attributes["_parameters"]["weight"]
-    if any(_WATCHERS(attributes)) or "forward" in attributes or type(weight) is not _Parameter:
-        return None
-    return weight if weight.dtype is x.dtype and weight.device == x.device else None  # type: ignore[no-any-return]
-
-
-def _fits(bias: Tensor | None, weight: Tensor) -> bool:
-    return bias is None or (bias.dtype is weight.dtype and bias.shape == weight.shape[:1])
 
 
 def _graph(x: Tensor, edge_index: Tensor, reverse: bool) -> Graph | None:
@@ -116,13 +93,13 @@ def _sage(
     if attributes["normalize"] or attributes["project"]:
         return None
     lin, root = modules["lin_l"], None
-    weight, bias = _weight(lin, x), lin.__dict__["_parameters"]["bias"]
+    weight, bias = weight_of(lin, x), lin.__dict__["_parameters"]["bias"]
     if attributes["root_weight"]:
         right = modules["lin_r"]
-        root = _weight(right, x)
+        root = weight_of(right, x)
         if root is None or right.__dict__["_parameters"]["bias"] is not None:
             return None
-    if weight is None or not _fits(bias, weight) or (root is not None and root.shape[0] != weight.shape[0]):
+    if weight is None or not fits(bias, weight) or (root is not None and root.shape[0] != weight.shape[0]):
         return None
     graph = _graph(x, edge_index, reverse)
     if graph is None:
@@ -142,8 +119,8 @@ def _gcn(
     if attributes["cached"] or not attributes["normalize"] or reduce != "sum":
         return None
     lin, bias = modules["lin"], attributes["_parameters"]["bias"]
-    weight = _weight(lin, x)
-    if weight is None or lin.__dict__["_parameters"]["bias"] is not None or not _fits(bias, weight):
+    weight = weight_of(lin, x)
+    if weight is None or lin.__dict__["_parameters"]["bias"] is not None or not fits(bias, weight):
         return None
     graph = _graph(x, edge_index, reverse)
     if graph is None:
@@ -161,10 +138,10 @@ def _gin(
     if reduce not in LINEAR or eps.requires_grad or eps.dtype != x.dtype or eps.shape != (1,):
         return None
     then: Any = None
-    if type(lin) is torch.nn.Sequential and not _watched(lin) and len(lin):
+    if type(lin) is torch.nn.Sequential and not watched(lin) and len(lin):
         lin, *then = lin  # its first layer belongs to the same step
-    weight, bias = _weight(lin, x), lin.__dict__["_parameters"]["bias"]
-    if weight is None or x.shape[1] != weight.shape[1] or not _fits(bias, weight):
+    weight, bias = weight_of(lin, x), lin.__dict__["_parameters"]["bias"]
+    if weight is None or x.shape[1] != weight.shape[1] or not fits(bias, weight):
         return None
     graph = _graph(x, edge_index, reverse)
     if graph is None:
@@ -178,13 +155,14 @@ def _gin(
 
 
 def _one_plus(eps: Tensor, record: Record) -> Tensor:
-    """``1 + eps``; on a GPU, where that is a launch, the same again as long as `eps` stays what it was."""
+    """``1 + eps`` as kernels read it; on a GPU, where that is a launch, the same again while `eps` is what it was."""
     if not eps.is_cuda or verify_always() or capturing(eps.device):
-        return 1 + eps
+        return (1 + eps).to(accumulation_dtype(eps.dtype))
     kept = record.one_plus
     if kept is not None and kept[0]() is eps and kept[1] == state(eps):
-        return kept[2]
-    made = 1 + eps
+        same: Tensor = kept[2]
+        return same
+    made = (1 + eps).to(accumulation_dtype(eps.dtype))
     if not (made.is_inference() or eps.is_inference()):
         record.one_plus = weakref.ref(eps), state(eps), made
     return made
