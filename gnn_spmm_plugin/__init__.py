@@ -67,7 +67,8 @@ def stats() -> dict[str, int]:
     ``scale_gathers``: constant scales of source nodes laid out as edge weights, on a GPU.
     ``plan_hits`` and ``l2_hits`` count finds of a plain ``edge_index``, by identity and by content, ``plan_misses``
     where identity did not do, ``l2_syncs`` comparisons that waited for the GPU, ``memo_hits`` normalisations of PyG
-    that were not computed again, ``exchanged_bytes`` what came from other ranks, ``fallbacks`` operations that were left to PyG or DGL.
+    that were not computed again, ``exchanged_bytes`` what came from other ranks, ``fallbacks`` operations that were
+    left to PyG or DGL.
     """
     return {"kernel_calls": _native.kernel_calls(), **_config.counters}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -29,7 +30,7 @@ class Blocks:
 
     def __post_init__(self) -> None:
         cuts = self.cuts
-        if len(cuts) < 2 or cuts[0] != 0 or any(a > b for a, b in zip(cuts, cuts[1:], strict=False)):
+        if len(cuts) < 2 or cuts[0] != 0 or any(a > b for a, b in pairwise(cuts)):
             raise ValueError(f"cuts must begin with 0, never fall, and have one more entry than ranks; got {cuts}")
         if self.order is not None and self.order.shape != (cuts[-1],):
             raise ValueError(f"order must hold each of {cuts[-1]} nodes once, got shape {list(self.order.shape)}")

@@ -30,8 +30,8 @@ def partition_cost(
         balance: as in `Blocks.of`.
 
     Returns:
-        A row for each rank: ``rank``; ``rows``, nodes that it owns; ``edges`` into them, and ``cut_edges``, those of them
-        that come from other ranks; ``halo_rows``, nodes of others that it needs, and ``sent_rows``, own rows that others
+        A row for each rank: ``rank``; ``rows``, nodes that it owns; ``edges`` into them, and ``cut_edges``, those that
+        come from other ranks; ``halo_rows``, nodes of others that it needs, and ``sent_rows``, own rows that others
         need, once for each. In bytes: ``index_bytes`` of the rank's graph, both directions; ``input_bytes`` of the own
         rows of all layers' inputs, which are kept for the backward; ``buffer_bytes`` of the widest exchange; and what
         comes in during a training step, ``step_bytes``: the halo for each layer, and backward the gradients of the sent

@@ -47,6 +47,5 @@ def all_reduce_gradients(parameters: torch.nn.Module | Iterable[Tensor], group: 
         for p, total, there in zip(ps, sums, has.tolist(), strict=True):
             if there and p.grad is None:
                 p.grad = total.view_as(p).clone()
-            elif there:
-                with torch.no_grad():
-                    p.grad.copy_(total.view_as(p))
+            elif p.grad is not None:
+                p.grad.detach().copy_(total.view_as(p))

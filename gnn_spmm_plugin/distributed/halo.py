@@ -117,7 +117,7 @@ class Halo:
     def start(self, x: Tensor) -> tuple[Tensor, _Flight]:
         """Sends the own rows ``[rows, *F]`` on their way; `finish` takes what this returns."""
         flight = _Flight()
-        return _Start.apply(x, self, flight, False), flight  # type: ignore[return-value]
+        return _Start.apply(x, self, flight, False), flight
 
     def finish(self, token: Tensor, flight: _Flight) -> Tensor:
         """The halo, ``[count, *F]``. Its gradient is sent while whatever lies between the two is differentiated."""

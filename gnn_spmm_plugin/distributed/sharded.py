@@ -76,9 +76,9 @@ class ShardedGraph:
                 nodes and no others. On a device that the group communicates on.
             num_nodes: number of nodes; without it, the largest id plus one.
             group: a process group; None: the default one, or this process alone where there is none.
-            order: how nodes are lined up before they are cut into blocks of as many each: ``"natural"``; ``"community"``
-                and ``"hash"`` (see `Blocks.of`; the first rank must have the whole graph, and does it for all); a
-                permutation; or `Blocks`, which may differ in size. The same on all ranks.
+            order: how nodes are lined up before they are cut into blocks of as many each: ``"natural"``, ``"hash"``,
+                ``"community"`` (the first rank must have the whole graph, and finds it for all), a permutation; or
+                `Blocks`, which may differ in size. The same on all ranks.
             exchange: ``"halo"``: each rank gets the rows that it needs; ``"all"``: all, by ``all_gather``; ``"auto"``:
                 all where most would have to be sent anyway.
 
@@ -173,8 +173,8 @@ class ShardedGraph:
     def __repr__(self) -> str:
         how = "all rows" if self.halo.send is None else "a halo"
         return (
-            f"ShardedGraph(rank {self.halo.rank} of {self.blocks.parts}: {self.num_local:,} of {self.num_nodes:,} nodes, "
-            f"{self.graph.num_edges:,} edges, {how} of {self.num_halo:,}, device='{self.device}')"
+            f"ShardedGraph(rank {self.halo.rank} of {self.blocks.parts}: {self.num_local:,} of {self.num_nodes:,} "
+            f"nodes, {self.graph.num_edges:,} edges, {how} of {self.num_halo:,}, device='{self.device}')"
         )
 
     # ------------------------------------------------------------------ tensors of the whole graph
@@ -211,7 +211,7 @@ class ShardedGraph:
 
     # ------------------------------------------------------------------ operators
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def exchange(self, x: Tensor) -> Tensor:
         """Features of the own nodes and of the halo.
 
@@ -227,7 +227,7 @@ class ShardedGraph:
             return x
         return torch.cat([x, self.halo.finish(*self.halo.start(x))])
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def spmm(
         self, x: Tensor, weight: Tensor | None = None, reduce: str = "sum", *, overlap: bool = True, **kwargs: Any
     ) -> Any:
@@ -275,7 +275,7 @@ class ShardedGraph:
         Args:
             weight: as in `spmm`; it may need a gradient.
             add_self_loops: whether nodes without one get a self loop.
-            improved: it weighs 2 instead of 1.
+            improved: it weighs 2 instead of 1. As in PyG, only where the edges have weights.
             dtype: of the weights, where `weight` is None and the graph has none.
         """
         weight = self.weight if weight is None else weight
@@ -288,7 +288,7 @@ class ShardedGraph:
             loop = source == destination  # the halo's numbers come after the own ones
             edge, rest = loop.nonzero()[:, 0], (~loop).nonzero()[:, 0]
             last = torch.full((n,), -1, device=self.device).scatter_reduce(0, source[edge], edge, "amax")
-            loops = w.new_full((n,), 2.0 if improved else 1.0)
+            loops = w.new_full((n,), 2.0 if improved and weight is not None else 1.0)
             if len(edge):
                 loops = torch.where(last >= 0, w.index_select(0, last.clamp(min=0)), loops)
             own = torch.arange(n, device=self.device)
@@ -370,7 +370,7 @@ def _place(group: Any) -> tuple[int, int]:
 
 def _talks_on(group: Any) -> list[str]:
     """Types of the devices that a group communicates on."""
-    pg = dist.group.WORLD if group is None else group
+    pg: Any = dist.group.WORLD if group is None else group
     return sorted({d.type for d in pg._device_types})
 
 
@@ -391,9 +391,10 @@ def _checked(edge_index: Any, num_nodes: Any, group: Any, order: Any, exchange: 
     if isinstance(order, str) and order not in ORDERS:
         raise ValueError(f"order must be one of {', '.join(ORDERS)}, a permutation or Blocks; got {order!r}")
     if size > 1 and edge_index.device.type not in _talks_on(group):
+        kinds = " and ".join(_talks_on(group))
         raise ValueError(
-            f"edge_index is on {edge_index.device}, but the group communicates on {' and '.join(_talks_on(group))}; move "
-            "it there, or call init_process_group without a backend, which then has one for each device"
+            f"edge_index is on {edge_index.device}, but the group communicates on {kinds}; move it "
+            "there, or call init_process_group without a backend, which then has one for each device"
         )
     largest = int(edge_index.max()) if edge_index.numel() else -1
     count = largest + 1 if num_nodes is None else num_nodes
@@ -435,13 +436,14 @@ def _blocks(edge_index: Tensor, num_nodes: int, group: Any, order: Any, rank: in
     if isinstance(order, str) and order == "natural":
         return Blocks.even(num_nodes, size)
     error: Exception | None = None
-    found: Tensor | None = torch.empty(num_nodes, dtype=torch.int64, device=edge_index.device)
+    found = torch.empty(num_nodes, dtype=torch.int64, device=edge_index.device)
     try:
         if rank == 0 or isinstance(order, Tensor):
             edges = edge_index if isinstance(order, str) and order == "community" else edge_index[:, :0]
             graph = Graph.from_edge_index(edges, num_nodes)
             check_square(graph)
-            found = Blocks.of(graph, size, order).order
+            given = Blocks.of(graph, size, order).order
+            found = found if given is None else given  # None: there are no nodes
     except (TypeError, ValueError, RuntimeError) as e:
         error = e
     _together(error, [0], group, size)
