@@ -171,7 +171,7 @@ class ShardedGraph:
         return sum(self.halo.sent) * width * dtype.itemsize
 
     def __repr__(self) -> str:
-        how = "all rows" if self.halo.send is None else "a halo"
+        how = "a halo" if self.halo.send is not None or not self.num_halo else "all others: a halo"
         return (
             f"ShardedGraph(rank {self.halo.rank} of {self.blocks.parts}: {self.num_local:,} of {self.num_nodes:,} "
             f"nodes, {self.graph.num_edges:,} edges, {how} of {self.num_halo:,}, device='{self.device}')"
