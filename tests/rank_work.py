@@ -81,7 +81,7 @@ def exchanged(given: Any, dtype: torch.dtype, exchange: str) -> Any:
     """Whether what comes is what each source has, for three shapes."""
     edge_index, x, _, _ = given
     sharded = ShardedGraph.from_edge_index(edge_index, len(x), exchange=exchange)
-    nodes = sharded.edge_index.new_tensor(sharded.edge_id)
+    nodes = sharded.edge_id
     ok = []
     for whole in (x, x[:, :, 0], x[:, 0, 0], x[:, :0]):
         whole = whole.mul(4).to(dtype)
@@ -126,7 +126,11 @@ def traffic(given: Any, exchange: str) -> Any:
         y.sum().backward()
         back = gsp.stats()["exchanged_bytes"] - before - forward
         found.append((forward, sharded.bytes_received(2, x.dtype), back, sharded.bytes_sent(2, x.dtype)))
-    return found, sharded.num_local, sharded.graph.num_edges, sharded.num_halo, sum(sharded.halo.sent)
+    graphs = [half.graph for half in sharded._halves]
+    held = [sharded.edge_id, *sharded.graph._csr.arrays(), *(t for g in graphs for t in g._csr.arrays())]
+    held += [t for g in graphs for t in g.T._csr.arrays()] + ([] if sharded.halo.send is None else [sharded.halo.send])
+    index_bytes = sum(t.numel() * t.element_size() for t in held)
+    return found, (sharded.num_local, sharded.graph.num_edges, sharded.num_halo, sum(sharded.halo.sent), index_bytes)
 
 
 def in_between(given: Any) -> Any:

@@ -39,7 +39,8 @@ class ShardedGraph:
 
     Make one with `from_edge_index`. Features and results are of the own nodes, in the order of `nodes`; weights and
     whatever else there is for each edge are of the edges into them, in the order of `edge_id`. `shard`, `shard_edges`
-    and `gather` cut tensors that are of the whole graph, and put them together.
+    and `gather` cut tensors that are of the whole graph, and put them together. Edges are lined up by destination,
+    those into one node as they were passed.
 
     What takes a pair of features, as most of PyG's layers do, runs unchanged on ``(sharded.exchange(x), x)`` and
     `edge_index` (layers of `gnn_spmm_plugin.nn`: on `graph`, too). What takes one tensor gets ``sharded.exchange(x)``,
@@ -115,7 +116,9 @@ class ShardedGraph:
                 f"order='community' the first rank the whole); the ranks passed {[p for _, p, _ in found]} edges, and "
                 f"own {kept} of them"
             )
-        destination = destination.index_select(0, edge_id).long() - begin
+        # By destination, which keeps the order within a row: then no weight has to be permuted.
+        destination, by = _sorted(destination.index_select(0, edge_id).long() - begin)
+        edge_id = edge_id if by is None else edge_id[by]
         places = blocks.place(edge_index[0].index_select(0, edge_id))
         halo, columns = Halo.find(places, blocks, rank, group, exchange)
         graph = Graph.from_edge_index(torch.stack([columns, destination]), (halo.rows + halo.count, halo.rows))
@@ -279,7 +282,7 @@ class ShardedGraph:
             dtype: of the weights, where `weight` is None and the graph has none.
         """
         weight = self.weight if weight is None else weight
-        source, destination = self.edge_index
+        source, destination = self.graph.edge_index()
         edge_id, n = self.edge_id, self.num_local
         w = torch.ones(len(source), dtype=dtype, device=self.device) if weight is None else weight
         if w.shape != source.shape:
@@ -292,8 +295,10 @@ class ShardedGraph:
             if len(edge):
                 loops = torch.where(last >= 0, w.index_select(0, last.clamp(min=0)), loops)
             own = torch.arange(n, device=self.device)
-            source, destination = torch.cat([source[rest], own]), torch.cat([destination[rest], own])
-            w, edge_id = torch.cat([w.index_select(0, rest), loops]), None
+            destination, by = _sorted(torch.cat([destination[rest], own]))
+            source, w, edge_id = torch.cat([source[rest], own]), torch.cat([w.index_select(0, rest), loops]), None
+            if by is not None:
+                source, w = source[by], w.index_select(0, by)
         graph = Graph.from_edge_index(torch.stack([source, destination]), (self.graph.num_src, n))
         degree: Any = spmm(graph, w.new_ones(graph.num_src, 1), w)
         none = degree == 0
@@ -332,7 +337,7 @@ class ShardedGraph:
         """The edges from own nodes, and those from the halo, with their weights; graphs are made at the first call."""
         n = self.num_local
         if not self._halves:
-            source, destination = self.edge_index
+            source, destination = self.graph.edge_index()
             degree = self.graph.in_degree().clamp(min=1).double().unsqueeze(1)
             for here in (source < n, source >= n):
                 edges = here.nonzero()[:, 0]
@@ -366,6 +371,13 @@ def _place(group: Any) -> tuple[int, int]:
     if rank < 0:
         raise ValueError("this process is not in the group; only ranks of the group make a ShardedGraph of it")
     return rank, dist.get_world_size(group)
+
+
+def _sorted(destination: Tensor) -> tuple[Tensor, Tensor | None]:
+    """`destination` in rising order, and which comes where; None: they were."""
+    if bool((destination[1:] >= destination[:-1]).all()):
+        return destination, None
+    return destination.sort(stable=True)
 
 
 def _talks_on(group: Any) -> list[str]:
