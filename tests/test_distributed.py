@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import re
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -400,6 +402,13 @@ def test_cost_by_counting() -> None:
         partition_cost(graph, 2, widths=())
     with pytest.raises(ValueError, match="expected 2 of 40"):
         partition_cost(graph, 2, Blocks.even(40, 3))
+
+
+def test_the_table_for_papers100m_is_what_its_code_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "scaling.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(def rank.*?)```", page, re.DOTALL)
+    exec(code, {})
+    assert capsys.readouterr().out in page
 
 
 # GPUs.
