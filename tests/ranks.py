@@ -5,6 +5,7 @@ A spawned process imports what it runs by name, which it cannot do with a test's
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import multiprocessing
 import tempfile
@@ -66,7 +67,7 @@ class Ranks:
         assert self._pipes[rank].poll(SECONDS), f"rank {rank} does not answer"
         try:
             done: tuple[bool, Any] = self._pipes[rank].recv()
-        except EOFError:
+        except (EOFError, OSError):
             return False, "it ended"
         return done
 
@@ -85,8 +86,8 @@ class Ranks:
 
     def close(self) -> None:
         """Ends the processes."""
-        for pipe, process in zip(self._pipes, self.processes, strict=True):
-            if process.is_alive():
+        for pipe in self._pipes:
+            with contextlib.suppress(OSError):  # one that has ended
                 pipe.send(None)
         for process in self.processes:
             process.join(10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -9,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..functional import LINEAR, sddmm, spmm
+from ..functional_aggregate import aggregate
 from ..graph import Graph, _as_index, shape_advice
 from .blocks import ORDERS, Blocks, check_square
 from .halo import Halo, _all_gather
@@ -22,12 +24,12 @@ class _Half(NamedTuple):
     Attributes:
         graph: their sources are numbered among themselves.
         edges: ``[e]`` int64, which of the rank's edges they are.
-        share: ``[rows, 1]`` float64, how many of the edges into each row.
+        share: ``[rows]``, how many of the edges into each row, in both dtypes of accumulation.
     """
 
     graph: Graph
     edges: Tensor
-    share: Tensor
+    share: dict[torch.dtype, Tensor]
 
     def weighted(self, weight: Tensor | None) -> Graph:
         """The graph with its part of the rank's weights."""
@@ -250,18 +252,22 @@ class ShardedGraph:
         """
         if len(self.halo.sizes) == 1:
             return spmm(self.graph, x, weight, reduce, **kwargs)
-        early = overlap and reduce in LINEAR and x.dtype in (torch.float32, torch.float64)
-        if not early or not kwargs.keys() <= {"policy"}:
+        given = self.weight if weight is None else weight
+        plain = given is None or given.dim() == 1  # what comes with a weight for each head has seen the halo already
+        early = overlap and reduce in LINEAR and plain and kwargs.keys() <= {"policy"}
+        if not early or x.dtype not in (torch.float32, torch.float64):  # others would be rounded twice
             return spmm(self.graph, self.exchange(x), weight, reduce, **kwargs)
         self._check(x)
         near, far = self._split(weight)
+        width = math.prod(x.shape[1:])
+        dtype = torch.promote_types(x.dtype, torch.float32 if given is None else given.dtype)
+        a, b = (half.share[dtype] if reduce == "mean" else None for half in self._halves)
         under_way = self.halo.start(x)
-        here: Any = spmm(near, x, None, reduce, **kwargs)
-        there: Any = spmm(far, self.halo.finish(*under_way), None, reduce, **kwargs)
-        if reduce == "sum":
-            return here + there
-        a, b = (half.share.view(-1, *[1] * (here.dim() - 1)).to(here.dtype) for half in self._halves)
-        return torch.addcmul(here * a, there, b)
+        first = aggregate(near, x.reshape(self.num_local, width), near.weight, reduce, dst_scale=a, **kwargs)
+        halo = self.halo.finish(*under_way).reshape(self.num_halo, width)
+        # The second sum begins with the first, in one kernel.
+        out = aggregate(far, halo, far.weight, reduce, dst_scale=b, self_x=first, **kwargs)
+        return out.view(self.num_local, *x.shape[1:])
 
     def gcn_norm(
         self,
@@ -338,13 +344,14 @@ class ShardedGraph:
         n = self.num_local
         if not self._halves:
             source, destination = self.graph.edge_index()
-            degree = self.graph.in_degree().clamp(min=1).double().unsqueeze(1)
+            degree = self.graph.in_degree().clamp(min=1).double()
             for here in (source < n, source >= n):
                 edges = here.nonzero()[:, 0]
                 first, sources = (n, self.num_halo) if self._halves else (0, n)
                 pair = torch.stack([source[edges] - first, destination[edges]])
                 graph = Graph.from_edge_index(pair, (sources, n))
-                self._halves.append(_Half(graph, edges, graph.in_degree().double().unsqueeze(1) / degree))
+                share = graph.in_degree() / degree
+                self._halves.append(_Half(graph, edges, {torch.float32: share.float(), torch.float64: share}))
         near, far = self._halves
         if weight is not None:
             return near.weighted(weight), far.weighted(weight)
