@@ -72,13 +72,11 @@ def started(options: argparse.Namespace) -> Iterator[Processes]:
         options.device = f"cuda:{local % gpus}"
     dist.init_process_group(backend, timeout=timedelta(minutes=10))
     found = Processes(dist.get_rank(), dist.get_world_size())
-    try:
-        with contextlib.ExitStack() as stack:
-            if found.rank:
-                options.json = None
-                stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
-            elif backend is not None:
-                print("fewer GPUs than processes: these talk through gloo", file=sys.stderr)
-            yield found
-    finally:
-        dist.destroy_process_group()
+    with contextlib.ExitStack() as stack:
+        if found.rank:
+            options.json = None
+            stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
+        elif backend is not None:
+            print("fewer GPUs than processes: these talk through gloo", file=sys.stderr)
+        yield found
+    dist.destroy_process_group()  # not after an error: it would wait for the others, who wait for this one

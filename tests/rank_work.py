@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from typing import Any
 
 import torch
@@ -64,6 +65,39 @@ def products_alone(given: Any, reduce: str, weighted: bool, device: str) -> Any:
     y = gsp.spmm(gsp.Graph.from_edge_index(edge_index, len(x)), x, w if weighted else None, reduce)
     y.backward(grad)
     return tuple(t.detach().cpu() for t in (y, x.grad, w.grad if weighted else torch.zeros_like(w)))
+
+
+def drawn(seed: int, cases: int) -> int:
+    """Random graphs, blocks, orders, shapes and ways, in numbers that do not round, against one process."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    pick = random.Random(seed)  # the same on all ranks
+    for case in range(cases):
+        nodes = pick.choice([1, 2, 3, 7, 30, 80])
+        given = problem(pick.randrange(10**6), nodes, pick.choice([0, 1, nodes, 6 * nodes]), "whole")
+        reduce, weighted = pick.choice(["sum", "sum", "max", "min"]), pick.random() < 0.5
+        cuts = sorted(pick.randint(0, nodes) for _ in range(size - 1))
+        order = None if pick.random() < 0.5 else torch.tensor(pick.sample(range(nodes), nodes))
+        blocks, exchange = Blocks((0, *cuts, nodes), order), pick.choice(["auto", "halo", "all"])
+        edge_index, mine = given[0].int() if pick.random() < 0.3 else given[0], pick.random() < 0.3
+        if mine:  # a rank has its own edges alone
+            own = (blocks.owner(blocks.place(given[0][1])) == rank).nonzero()[:, 0]
+            edge_index, w = edge_index[:, own], given[2][own]
+        else:
+            own, w = torch.arange(given[0].shape[1]), given[2]
+        if pick.random() < 0.3:
+            given = (given[0], given[1][:, 0, 0], given[2], given[3][:, 0, 0])
+        sharded = ShardedGraph.from_edge_index(edge_index, nodes, order=blocks, exchange=exchange)
+        x = sharded.shard(given[1]).requires_grad_()
+        w = sharded.shard_edges(w).requires_grad_() if weighted else None
+        y = sharded.spmm(x, w, reduce, overlap=pick.random() < 0.7)
+        y.backward(sharded.shard(given[3]))
+        alone, grad, grad_w = products_alone(given, reduce, weighted, "cpu")
+        what = f"case {case} of seed {seed}: {sharded}, {reduce}, {exchange}"
+        assert torch.equal(sharded.gather(y), alone), what
+        assert torch.equal(sharded.gather(x.grad), grad), what
+        if w is not None:
+            assert torch.equal(w.grad, grad_w[own][sharded.edge_id]), what
+    return cases
 
 
 def winners(given: Any, order: Any) -> Any:

@@ -90,6 +90,11 @@ def test_products(ranks: Any, reduce: str, weighted: bool) -> None:
             assert all(map(torch.equal, result, alone_whole)), (order, exchange, overlap)
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+def test_drawn_graphs_blocks_and_ways(ranks: Any, seed: int) -> None:
+    assert ranks(work.drawn, seed, 60) == [60] * ranks.size
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_other_dtypes(ranks: Any, dtype: torch.dtype) -> None:
     given = work.problem(3, 40, 300, "random", dtype)
