@@ -268,7 +268,8 @@ def train_sharded(given: Any, order: Any, *how: Any) -> Any:
 def make(edge_index: Any, num_nodes: Any, order: Any = "natural", exchange: str = "auto") -> Any:
     """Sizes of a graph of which each rank is given its own entry of lists, or all the same."""
     rank = dist.get_rank()
-    edge_index, num_nodes = (v[rank] if isinstance(v, list) else v for v in (edge_index, num_nodes))
+    given = edge_index, num_nodes, order, exchange
+    edge_index, num_nodes, order, exchange = (v[rank] if isinstance(v, list) else v for v in given)
     order = blocks_of(order, num_nodes, dist.get_world_size())
     sharded = ShardedGraph.from_edge_index(edge_index, num_nodes, order=order, exchange=exchange)
     x = sharded.nodes.double().unsqueeze(1)

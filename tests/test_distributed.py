@@ -256,6 +256,10 @@ def test_a_mistake_on_one_rank_is_said_on_all(ranks: Any) -> None:
         assert "RuntimeError: rank 1 could not make its share" in answers[0][1]
     for well, text in ranks.answers(work.make, good, [5, 6, 5]):
         assert not well and "must agree on num_nodes" in text
+    for well, text in ranks.answers(work.make, good, 5, ["natural", "hash", "hash"]):
+        assert not well and "must agree on order and exchange" in text
+    for well, text in ranks.answers(work.make, good, 5, "natural", ["halo", "all", "all"]):
+        assert not well and "must agree on order and exchange" in text
     for well, text in ranks.answers(work.make, good, 5, torch.tensor([0, 0, 1, 2, 3])):
         assert not well and ("each row from 0 to 4 once" in text or "could not make" in text)
     assert all(n > 0 for n, _, _ in ranks(work.make, good, 5)), "the group lives on"
@@ -349,6 +353,7 @@ def test_mistakes_alone() -> None:
         ({"order": Blocks((0, 1, 2))}, "2 blocks of 2 nodes; there are 1 ranks"),
         ({"group": object()}, "init_process_group"),
         ({"order": torch.tensor([0, 0])}, "once"),
+        ({"order": Blocks((0, 2), torch.tensor([1, 1]))}, "order must hold each node from 0 to 1 once"),
     ):
         with pytest.raises(ValueError, match=said):
             ShardedGraph.from_edge_index(edges, **arguments)

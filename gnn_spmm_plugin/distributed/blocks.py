@@ -15,7 +15,7 @@ from ..schedule import check_schedule, order_of
 ORDERS = ("natural", "community", "hash")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Blocks:
     """Nodes in some order, cut into a block for each rank.
 
@@ -75,6 +75,14 @@ class Blocks:
         wanted = torch.arange(1, parts, device=ends.device) * graph.num_edges // parts
         cuts = torch.searchsorted(ends, wanted).add(1).clamp(max=graph.num_dst).tolist()
         return cls((0, *cuts, graph.num_dst), found)
+
+    def validate(self) -> Blocks:
+        """The blocks themselves; raises ValueError unless the order has each node once."""
+        if self.order is not None and not torch.equal(
+            self.order.sort().values, torch.arange(self.num_nodes, device=self.order.device)
+        ):
+            raise ValueError(f"order must hold each node from 0 to {self.num_nodes - 1} once, as int64")
+        return self
 
     @property
     def parts(self) -> int:

@@ -43,7 +43,7 @@ def partition_cost(
         TypeError, ValueError: as `Blocks.of`.
     """
     check_square(graph)
-    blocks = order if isinstance(order, Blocks) else Blocks.of(graph, parts, order, balance)
+    blocks = order.validate() if isinstance(order, Blocks) else Blocks.of(graph, parts, order, balance)
     if (blocks.parts, blocks.num_nodes) != (parts, graph.num_dst):
         raise ValueError(
             f"the blocks are {blocks.parts} of {blocks.num_nodes} nodes, expected {parts} of {graph.num_dst}"

@@ -94,28 +94,31 @@ class ShardedGraph:
         if num_nodes is None and isinstance(order, (Blocks, Tensor)):
             num_nodes = order.num_nodes if isinstance(order, Blocks) else order.numel()
         error: Exception | None = None
-        count = passed = 0
+        count = passed = how = 0
         try:
             edge_index, count = _checked(edge_index, num_nodes, group, order, exchange, size)
             passed = edge_index.shape[1]
+            how = 8 * EXCHANGES.index(exchange) + (ORDERS.index(order) if isinstance(order, str) else 7)
         except (IndexError, TypeError, ValueError) as e:
             error = e
-        found = _together(error, [count, passed, num_nodes is not None], group, size)
-        given = {n for n, _, was_given in found if was_given}
-        num_nodes = max(n for n, _, _ in found)
+        found = _together(error, [count, passed, num_nodes is not None, how], group, size)
+        counts, given = [row[0] for row in found], {row[0] for row in found if row[2]}
+        num_nodes = max(counts)
         if len(given) > 1 or (given and max(given) < num_nodes):
-            raise ValueError(f"the ranks must agree on num_nodes, got {[n for n, _, _ in found]}")
+            raise ValueError(f"the ranks must agree on num_nodes, got {counts}")
+        if len({row[3] for row in found}) > 1:
+            raise ValueError(f"the ranks must agree on order and exchange, this one got {order!r} and {exchange!r}")
         blocks = _blocks(edge_index, num_nodes, group, order, rank, size)
 
         begin, end = blocks.cuts[rank], blocks.cuts[rank + 1]
         destination = blocks.place(edge_index[1])
         edge_id = ((destination >= begin) & (destination < end)).nonzero()[:, 0]
         kept = [k for (k,) in _together(None, [len(edge_id)], group, size)]
-        lost = [r for r, (_, p, _) in enumerate(found) if p not in (kept[r], sum(kept))]
+        lost = [r for r, row in enumerate(found) if row[1] not in (kept[r], sum(kept))]
         if lost or (isinstance(order, str) and order == "community" and found[0][1] != sum(kept)):
             raise ValueError(
                 "each rank must pass the whole edge_index, or all edges into the nodes that it owns and no others (for "
-                f"order='community' the first rank the whole); the ranks passed {[p for _, p, _ in found]} edges, and "
+                f"order='community' the first rank the whole); the ranks passed {[row[1] for row in found]} edges, and "
                 f"own {kept} of them"
             )
         # By destination, which keeps the order within a row: then no weight has to be permuted.
@@ -425,6 +428,8 @@ def _checked(edge_index: Any, num_nodes: Any, group: Any, order: Any, exchange: 
         raise ValueError(
             f"order has {order.parts} blocks of {order.num_nodes} nodes; there are {size} ranks and {count} nodes"
         )
+    if isinstance(order, Blocks):
+        order.validate()
     return edge_index, count
 
 
