@@ -31,7 +31,7 @@ LAYERS = (
     ("functional_convolution",),
     ("cache", "normalize"),
     ("functional_edge_index", "functional_attention_edge_index"),
-    ("nn", "integrations"),
+    ("nn", "integrations", "distributed"),
     ("report", "data"),
     ("bench",),
     ("tune",),
