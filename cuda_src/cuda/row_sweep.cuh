@@ -49,7 +49,6 @@ struct SweepArgs {
   int64_t own_stride;
   int64_t rows;
   acc_t<T> sign;  // of extrema: 1 for maxima, -1 for minima
-  bool zero_wins;
   int width;
   int heads;       // 1 where a weight belongs to all columns
   int head_width;  // columns a head
@@ -66,6 +65,7 @@ struct SweepArgs {
   int bundle;          // rows of a group
   acc_t<T>* scratch;   // [slots, width]
   Index* scratch_arg;  // [slots, width]
+  bool zero_wins;      // of a count of ties: 0 is one more
 };
 
 // The columns of one thread: kFold vectors of kVec, `lanes` vectors apart.
