@@ -36,6 +36,7 @@ LAYERS = (
     ("tune",),
     ("tune_command",),
     ("demo",),
+    ("page",),
     ("cli",),
 )
 SAME = {
@@ -47,7 +48,7 @@ SAME = {
 #: Imported at the call, not at the import of the module: sugar, `Graph.reduce` and `Graph.reorder`.
 FORWARD = {("graph", "functional"), ("graph", "partition"), ("graph", "schedule"), ("plan", "tune")}
 #: The package itself: the version, the folder, and what the command line shows.
-ROOT = {"_native", "cli", "demo", "__main__", "report"}
+ROOT = {"_native", "cli", "demo", "__main__", "report", "page"}
 
 
 def _modules() -> dict[str, list[Path]]:
