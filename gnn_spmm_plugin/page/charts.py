@@ -43,8 +43,8 @@ def _text(x: float, y: float, text: str, kind: str = "", anchor: str = "middle",
     return f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}" text-anchor="{anchor}"{turned}>{escape(text)}</text>'
 
 
-def _legend(names: Sequence[tuple[str, str]], y: float = 14) -> str:
-    made, x = [], float(_LEFT)
+def _legend(names: Sequence[tuple[str, str]], x: float = _LEFT, y: float = 14) -> str:
+    made = []
     for name, kind in names:
         made.append(f'<rect x="{x:.1f}" y="{y - 9:.1f}" width="10" height="10" rx="2" class="{kind}"/>')
         made.append(_text(x + 15, y, name, anchor="start"))
@@ -110,7 +110,7 @@ def pairs(rows: Sequence[tuple[str, float | None, float | None]], unit: str, lab
     if not known or max(known) <= 0:
         return ""
     scale = (_W - 110) / max(known)
-    made, y = [_legend([("before", "before"), ("after", "after")]).replace(f'x="{_LEFT}', 'x="0')], 34.0
+    made, y = [_legend([("before", "before"), ("after", "after")], 0)], 34.0
     for name, before, after in rows:
         made.append(_text(0, y + 4, _short(name, 66), "label", "start"))
         for value, kind, top in ((before, "before", y + 10), (after, "after", y + 25)):

@@ -58,7 +58,7 @@ def report_graph(args: argparse.Namespace, device: str, load: Load) -> dict[str,
     asked = Asked(args.width or WIDTHS, DTYPE_OF[args.dtype], args.reduce, args.policy)
     name = Path(args.graph).name
     graph = describe(name, edge_index.to(device), (num_nodes, num_nodes), asked)
-    result = _result(args, args.graph, device, [graph])
+    result = _result(args, args.graph, device, [graph]) | {"asked": {"dtype": args.dtype, "reduce": args.reduce}}
     if args.json != "-":
         _print_graph(graph)
     return _finish(args, result)

@@ -101,17 +101,13 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
     }
 
 
-def degree_points(degree: Tensor) -> list[tuple[float, float]]:
-    """(degree, rows that have it); from 16 on, means over steps of an eighth. Rows without edges are left out."""
-    counts = torch.bincount(degree.cpu().long()).double()
-    found, low = [], 1
-    while low < len(counts):
-        high = min(low + max(1, low // 8 if low >= 16 else 1), len(counts))
-        rows = float(counts[low:high].sum())
-        if rows:
-            found.append((math.sqrt(low * (high - 1)), rows / (high - low)))
-        low = high
-    return found
+def degree_points(degree: Tensor) -> list[tuple[int, int]]:
+    """(degree, rows that have at least so many), at most about 60 of them, evenly on a logarithmic axis."""
+    counts = torch.bincount(degree.cpu().long())
+    at_least = counts.flip(0).cumsum(0).flip(0)
+    last = len(counts) - 1
+    steps = {round(last ** (i / 60)) for i in range(61)} if last > 0 else set()
+    return [(d, int(at_least[d])) for d in sorted(steps)]
 
 
 # ---------------------------------------------------------------------- the picture

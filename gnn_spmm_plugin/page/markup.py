@@ -19,11 +19,12 @@ def paragraph(text: str, kind: str = "") -> str:
     return f"<p{_class(kind)}>{escape(text)}</p>"
 
 
-def table(headers: Sequence[str], rows: Iterable[Sequence[object]], numbers_from: int = 1) -> str:
-    """A table that scrolls by itself where it is too wide; columns from `numbers_from` on are aligned right."""
+def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A table that scrolls by itself where it is too wide; columns of numbers are aligned right."""
+    numbers = {i for i in range(len(headers)) if all(str(row[i])[:1] in "-0123456789" for row in rows)}
 
     def line(cells: Sequence[object], tag: str) -> str:
-        made = (f"<{tag}{_class('n' if i >= numbers_from else '')}>{_cell(c)}</{tag}>" for i, c in enumerate(cells))
+        made = (f"<{tag}{_class('n' if i in numbers else '')}>{_cell(c)}</{tag}>" for i, c in enumerate(cells))
         return f"<tr>{''.join(made)}</tr>"
 
     body = "".join(line(row, "td") for row in rows)
@@ -58,9 +59,10 @@ def tiles(items: Iterable[tuple[str, str, str]]) -> str:
     return f'<dl class="tiles">{"".join(made)}</dl>'
 
 
-def columns(*parts: str) -> str:
-    """Side by side where there is room."""
-    return f'<div class="columns">{"".join(p for p in parts if p)}</div>'
+def columns(*parts: str, narrow: bool = False) -> str:
+    """Side by side where there is room; narrow ones take less of it."""
+    kind = "columns narrow" if narrow else "columns"
+    return f'<div class="{kind}">{"".join(p for p in parts if p)}</div>'
 
 
 def section(title: str, *parts: str) -> str:

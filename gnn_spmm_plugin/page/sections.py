@@ -59,10 +59,15 @@ def verdict(result: Result) -> list[str]:
     v = result["verdict"]
     if v is None:
         return []
+    step, peak = v["step_ms"], v["peak_bytes"]
     bound = "-" if v["bound"] is None else f"{v['bound']:.2f} x"
     items = [
-        ("time of a step", _change(v["step_ms"], _ms), _times(v["gain"], "as fast")),
-        ("memory of a step", _change(v["peak_bytes"], bytes_text), "peak, beyond what is held between steps"),
+        ("time of a step", _change(step["before"], step["after"], _ms), _times(v["gain"], "as fast")),
+        (
+            "memory of a step",
+            _change(peak["before"], peak["after"], bytes_text),
+            "peak, beyond what is held between steps",
+        ),
         ("at most possible", bound, "if message passing cost nothing"),
         ("layers fused", _fused(v["layers"]), "by patching, without a change of the script"),
     ]
@@ -94,7 +99,8 @@ def where_time_goes(result: Result) -> list[str]:
         "A step lasts from one optimizer step to the next, an evaluation between them included. Layers are timed "
         "alone, called with what the model called them with."
     )
-    return [section("Where a step's time goes, as it is", figure(charts.shares(parts, "Parts of a step"), caption))]
+    picture = charts.shares(parts, "Parts of a step")
+    return [section("Where a step's time goes, as it is", columns(picture, paragraph(caption, "soft")))]
 
 
 def layers(result: Result) -> list[str]:
@@ -102,7 +108,7 @@ def layers(result: Result) -> list[str]:
     v = result["verdict"]
     if v is None:
         return []
-    rows = []
+    rows: list[tuple[object, ...]] = []
     for r in v["layers"]:
         why = r["error"] or "; ".join(r["reasons"])
         hints = "".join(f"<br><b>Change:</b> {escape(h)}" for h in r["hints"])
@@ -110,7 +116,7 @@ def layers(result: Result) -> list[str]:
             (
                 Raw(f"<b>{escape(r['layer'])}</b><br><small>{escape(r['kind'])}</small>"),
                 badge(r["status"], _KINDS.get(r["status"], "bad")),
-                Raw(escape(why or "-") + hints),
+                Raw(escape(why) + hints),
                 "-" if r["share"] is None else f"{r['share']:.0%}",
                 r["calls"],
                 _ms(r["before_ms"]),
@@ -127,10 +133,40 @@ def layers(result: Result) -> list[str]:
         figure(charts.pairs(memory, "MB", "Memory of each layer"), "Peak memory of one call, forward and backward."),
     )
     heads = ["layer", "", "why not, and what to change", "of a step", "calls", "before", "after", "", "graph"]
-    return [section("Layers", pictures, table(heads, rows, 3))]
+    if not any(row[2] for row in rows):  # nothing to explain
+        heads, rows = [*heads[:2], *heads[3:]], [(*row[:2], *row[3:]) for row in rows]
+    return [section("Layers", pictures, table(heads, rows))]
 
 
 # ---------------------------------------------------------------------- a graph
+
+
+def graph_at_a_glance(result: Result) -> list[str]:
+    """Of a graph alone: one product, in a few numbers."""
+    measured = [] if result["verdict"] is not None else result["graphs"][0]["products"]
+    if not measured:
+        return []
+    g = result["graphs"][0]
+    p = measured[len(measured) // 2]
+    before, after = p["before_ms"], p["after_ms"]
+    items = [
+        (
+            "time of a product",
+            _change(before, after, _ms),
+            _times(before / after if before and after else None, "as fast"),
+        ),
+        (
+            "memory of a product",
+            _change(p["before_bytes"], p["after_bytes"], bytes_text),
+            "peak, beyond features and graph",
+        ),
+        ("prepared once", _ms(g["preparation_ms"]), "from an edge list to a plan"),
+        ("paid after", _paid(p), "preparing against what each saves"),
+    ]
+    about = (
+        f"A {result['asked']['reduce']} over the edges, {result['asked']['dtype']}, {p['width']} columns: gather and"
+    )
+    return [section("Result", paragraph(f"{about} scatter before, one sparse product after.", "verdict"), tiles(items))]
 
 
 def graphs(result: Result) -> list[str]:
@@ -159,8 +195,9 @@ def _structure(g: Result) -> list[str]:
     series: list[charts.Series] = [("into a node", "after", g["degrees"]["in"])]
     if g["degrees"]["out"] != g["degrees"]["in"]:
         series.append(("out of a node", "before", g["degrees"]["out"]))
-    degrees = charts.points(series, "edges of a node", "nodes that have so many", "Degree distribution")
-    return [tiles(facts), columns(_figure(degrees, "Degrees, both axes logarithmic."), columns(*_matrices(p)))]
+    caption = "How many nodes have as many edges, or more; both axes are logarithmic."
+    degrees = charts.points(series, "edges of a node", "nodes with as many or more", "Degree distribution")
+    return [tiles(facts), columns(_figure(degrees, caption), columns(*_matrices(p), narrow=True))]
 
 
 def _matrices(p: Result) -> list[str]:
@@ -279,16 +316,25 @@ def _times(value: float | None, what: str) -> str:
     return "not measured" if value is None else f"{value:.2f} times {what}"
 
 
-def _change(pair: dict[str, Any], text: Callable[[Any], str]) -> str:
-    if pair["before"] is None or pair["after"] is None:
+def _change(before: Any, after: Any, text: Callable[[Any], str]) -> str:
+    """``3 → 2 ms``; the unit twice where it is not the same."""
+    if before is None or after is None:
         return "-"
-    return f"{text(pair['before'])} → {text(pair['after'])}"
+    old, new = text(before), text(after)
+    number, _, unit = old.rpartition(" ")
+    return f"{number if new.endswith(f' {unit}') else old} → {new}"
 
 
 def _fused(rows: list[dict[str, Any]]) -> str:
     return f"{sum(r['status'] in ('fused', 'gsp.nn') for r in rows)} of {len(rows)}"
 
 
-SECTIONS: tuple[Callable[[Result], list[str]], ...] = (verdict, where_time_goes, layers, graphs)
+SECTIONS: tuple[Callable[[Result], list[str]], ...] = (
+    verdict,
+    where_time_goes,
+    layers,
+    graph_at_a_glance,
+    graphs,
+)
 
 __all__ = ["SECTIONS", "render"]

@@ -1,10 +1,10 @@
 """Runs a user's script for some optimizer steps and watches: what `script` starts, in a process of its own.
 
 The script is run as ``python SCRIPT`` would run it, and knows nothing. A hook after each optimizer step counts them;
-the time from one to the next is the time of a step. Around two steps, hooks on all modules keep what layers are called
-with (`watch`); another step is looked at for its memory. After the last one each layer is called again, alone, with
-what it was called with (`replay`), the result is written, and an exception that no ``except Exception`` catches ends
-the script.
+the time from one to the next is the time of a step. In two steps all calls of modules are seen, and what layers are
+called with is kept (`watch`); another step is looked at for its memory. After the last one each layer is called again,
+alone, with what it was called with (`replay`), the result is written, and an exception that no ``except Exception``
+catches ends the script.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class Trial:
         if self.memory is not None:
             self.peak, self.memory = self.memory.stop(), None
         if self.watch.on:
-            self.watch.stop()
+            self.watch.stop(keep=self.steps > 1)  # before the first step all sorts of things may have happened
         if self.steps == 1:
             self.began = now
         if self.steps >= self.last_step:
@@ -166,7 +166,7 @@ class Trial:
     def _finish(self, how: str) -> None:
         """Measures the layers and writes everything, here and now: what follows may tear the model down."""
         self.done = True
-        self.watch.stop()
+        self.watch.stop(keep=how == "stopped")
         half = self.times[len(self.times) // 2 :]
         seen = self.watch.best()
         first = self.watch.first_edges
@@ -176,7 +176,7 @@ class Trial:
             "ended": how,
             "steps": self.steps,
             "optimizer": type(self.optimizer).__name__,
-            "ms_per_step": float(np.median(half)) if half else None,
+            "ms_per_step": float(np.quantile(half, 0.2)) if half else None  # as `replay`,
             "times_ms": half,
             "peak_bytes": self.peak,
             "losses": [float(loss) for loss in self.losses],
@@ -217,13 +217,17 @@ class _SeedDgl(importlib.abc.MetaPathFinder):
         if name != "dgl":
             return None
         sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            sys.meta_path.insert(0, self)  # it may only have been asked for
         if spec is None or spec.loader is None:
             return spec
         load = spec.loader.exec_module
 
         def seeded(module: Any) -> None:
             load(module)
+            sys.meta_path.remove(self)
             module.seed(self.seed)
 
         spec.loader.exec_module = seeded  # type: ignore[method-assign]

@@ -1,4 +1,8 @@
-"""Which message passing layers a model calls, and with what: hooks on all modules of the process."""
+"""Which message passing layers a model calls, and with what.
+
+`torch.nn.Module.__call__` is replaced for the time, for all modules of the process. Torch's own global hooks would do
+too, but where somebody hooks modules, integrations hand every module what its library would: little would be fused.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.modules.module as hooks
 from torch import Tensor, nn
 
 
@@ -42,7 +45,7 @@ class _Frame:
 
 
 class Watch:
-    """Hooks that are on or off.
+    """An eye on all calls of modules, open or shut.
 
     Attributes:
         called: calls of message passing layers so far.
@@ -55,33 +58,44 @@ class Watch:
         self.modules: list[str] = []
         self.first_edges: dict[nn.Module, Any] = {}
         self._stack = threading.local()
-        self._handles: list[Any] = []
+        self._original: Any = None  # nn.Module.__call__, while it is replaced
+        self._ours: Any = None
         self._now: dict[nn.Module, Seen] = {}
         self._best: dict[nn.Module, Seen] = {}
 
     def start(self) -> None:
         """From here on calls are seen."""
         self.on, self._now = True, {}
-        self._stack = threading.local()
-        if not self._handles:
-            self._handles = [
-                hooks.register_module_forward_pre_hook(self._before),
-                hooks.register_module_forward_hook(self._after, with_kwargs=True, always_call=True),
-            ]
+        if self._original is not None:
+            return
+        original = self._original = nn.Module.__call__
 
-    def stop(self) -> None:
-        """Until here. The step with the fewest calls is kept: others may have an evaluation in them."""
+        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            frames, frame = self._frames(), _Frame(module)
+            frames.append(frame)
+            try:
+                result = original(module, *args, **kwargs)
+            finally:
+                frames.pop()
+            if self.on:
+                self._called(frame, frames, args, kwargs)
+            return result
+
+        self._ours = nn.Module.__call__ = call  # type: ignore[method-assign]
+
+    def stop(self, keep: bool = True) -> None:
+        """Until here. Of the steps to keep, that with the fewest calls is: others may have an evaluation in them."""
         self.on = False
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-        if not self.first_edges:
+        if self._original is not None and nn.Module.__call__ is self._ours:
+            nn.Module.__call__ = self._original  # type: ignore[method-assign]
+            self._original = None
+        if keep and not self.first_edges:
             self.first_edges = {m: edges_of(s) for m, s in self._now.items()}
 
         def calls(found: dict[nn.Module, Seen]) -> int:
             return sum(s.training + s.evaluating for s in found.values())
 
-        if self._now and (not self._best or calls(self._now) <= calls(self._best)):
+        if keep and self._now and (not self._best or calls(self._now) <= calls(self._best)):
             self._best = self._now
         self._now = {}
 
@@ -89,24 +103,15 @@ class Watch:
         """The layers of that step."""
         return list(self._best.values())
 
-    # ------------------------------------------------------------------ hooks
-
     def _frames(self) -> list[_Frame]:
         if not hasattr(self._stack, "frames"):
             self._stack.frames = []
         found: list[_Frame] = self._stack.frames
         return found
 
-    def _before(self, module: nn.Module, args: Any) -> None:
-        self._frames().append(_Frame(module))
-
-    def _after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        frames = self._frames()
-        frame = _Frame(module)
-        while frames:  # what raised may have left some behind
-            frame = frames.pop()
-            if frame.module is module:
-                break
+    def _called(self, frame: _Frame, frames: list[_Frame], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A module was called, inside the calls of `frames`."""
+        module = frame.module
         if _is_message_passing(module):
             if any(_is_message_passing(f.module) for f in frames):
                 return  # a part of another layer
