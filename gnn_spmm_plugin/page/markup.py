@@ -20,8 +20,8 @@ def paragraph(text: str, kind: str = "") -> str:
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A table that scrolls by itself where it is too wide; columns of numbers are aligned right."""
-    numbers = {i for i in range(len(headers)) if all(str(row[i])[:1] in "-0123456789" for row in rows)}
+    """A table that scrolls by itself where it is too wide; columns of numbers, but the first, are aligned right."""
+    numbers = {i for i in range(1, len(headers)) if all(str(row[i])[:1] in "-0123456789" for row in rows)}
 
     def line(cells: Sequence[object], tag: str) -> str:
         made = (f"<{tag}{_class('n' if i in numbers else '')}>{_cell(c)}</{tag}>" for i, c in enumerate(cells))

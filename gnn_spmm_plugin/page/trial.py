@@ -176,7 +176,7 @@ class Trial:
             "ended": how,
             "steps": self.steps,
             "optimizer": type(self.optimizer).__name__,
-            "ms_per_step": float(np.quantile(half, 0.2)) if half else None  # as `replay`,
+            "ms_per_step": float(np.quantile(half, 0.2)) if half else None,  # as `replay`
             "times_ms": half,
             "peak_bytes": self.peak,
             "losses": [float(loss) for loss in self.losses],
