@@ -12,8 +12,10 @@ import numpy as np
 
 from .markup import escape
 
-#: (name, CSS class, points): a series of a picture. Points that are not positive have no place on a logarithmic axis.
-Series = tuple[str, str, Sequence[tuple[float, float]]]
+#: (x, y), or (x, y, what is written beside it). What is not positive has no place on a logarithmic axis.
+Point = tuple[float, float] | tuple[float, float, str]
+#: (name, CSS class, points): a series of a picture.
+Series = tuple[str, str, Sequence[Point]]
 #: (name, slope, offset): the line ``y = offset * x ** slope``.
 Line = tuple[str, float, float]
 
@@ -66,22 +68,33 @@ class _Axis:
         return self.start + share * (self.end - self.start)
 
     def ticks(self) -> list[float]:
-        """Powers of ten, with 2 and 5 times them where there are few."""
+        """Powers of ten, with 2 and 5 times them where there are few; or three values with two digits."""
         decades = range(math.floor(self.low), math.ceil(self.high) + 1)
         steps = (1,) if self.high - self.low > 2.2 else (1, 2, 5)
         step = max(1, round((self.high - self.low) / 6))
         found = [m * 10.0**d for d in decades if d % step == 0 for m in steps]
-        return [v for v in found if self.low <= math.log10(v) <= self.high]
+        found = [v for v in found if self.low <= math.log10(v) <= self.high]
+        if len(found) > 1:
+            return found
+        even = [10 ** (self.low + (self.high - self.low) * share) for share in (0.1, 0.5, 0.9)]
+        return sorted({float(f"{v:.2g}") for v in even})
 
 
-def points(series: Sequence[Series], x_label: str, y_label: str, label: str, lines: Sequence[Line] = ()) -> str:
-    """Points, and lines, on two logarithmic axes; empty where there is nothing to draw."""
-    drawn = [(n, kind, [(x, y) for x, y in found if x > 0 and y > 0]) for n, kind, found in series]
+def points(
+    series: Sequence[Series],
+    x_label: str,
+    y_label: str,
+    label: str,
+    lines: Sequence[Line] = (),
+    show: Sequence[float] = (),
+) -> str:
+    """Points, and lines, on two logarithmic axes, the upright one reaching `show`; empty where there are no points."""
+    drawn = [(n, kind, [p for p in found if p[0] > 0 and p[1] > 0]) for n, kind, found in series]
     drawn = [s for s in drawn if s[2]]
     if not drawn:
         return ""
-    xs = [x for _, _, found in drawn for x, _ in found]
-    ys = [y for _, _, found in drawn for _, y in found]
+    xs = [p[0] for _, _, found in drawn for p in found]
+    ys = [p[1] for _, _, found in drawn for p in found] + list(show)
     on_lines = [offset * x**slope for _, slope, offset in lines for x in (min(xs), max(xs))]
     across, up = _Axis(xs, _LEFT, _W - _RIGHT), _Axis([*ys, *on_lines], _H - _BOTTOM, _TOP)
     made = []
@@ -97,7 +110,9 @@ def points(series: Sequence[Series], x_label: str, y_label: str, label: str, lin
         (x1, y1), (x2, y2) = ((across.at(x), up.at(offset * x**slope)) for x in ends)
         made.append(f'<path class="line" d="M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}"/>')
     for _, kind, found in drawn:
-        made += [f'<circle cx="{across.at(x):.1f}" cy="{up.at(y):.1f}" r="3.6" class="{kind}"/>' for x, y in found]
+        for x, y, *said in found:
+            made.append(f'<circle cx="{across.at(x):.1f}" cy="{up.at(y):.1f}" r="3.6" class="{kind}"/>')
+            made += [_text(across.at(x), up.at(y) - 8, text) for text in said]
     made.append(_text((_LEFT + _W - _RIGHT) / 2, _H - 8, x_label, "label"))
     made.append(_text(14, (_TOP + _H - _BOTTOM) / 2, y_label, "label", turn=True))
     names = [(n, kind) for n, kind, _ in drawn] + [(n, "line-box") for n, _, _ in lines]
@@ -118,7 +133,9 @@ def pairs(rows: Sequence[tuple[str, float | None, float | None]], unit: str, lab
             if value is not None:
                 made.append(f'<rect x="0" y="{top:.1f}" width="{length:.1f}" height="12" rx="2" class="{kind}"/>')
             made.append(
-                _text(length + 6, top + 10, "not measured" if value is None else f"{number(value)} {unit}", "", "start")
+                _text(
+                    length + 6, top + 10, "not measured" if value is None else f"{_amount(value)} {unit}", "", "start"
+                )
             )
         y += 58
     return _svg(_W, y - 12, label, "".join(made))
@@ -166,6 +183,10 @@ def _png(image: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> bytes:
     head = struct.pack(">IIBBBBB", width, height, 8, 6, 0, 0, 0)
     parts = chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(lines, 9)) + chunk(b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + parts
+
+
+def _amount(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def _short(text: str, most: int) -> str:

@@ -196,7 +196,7 @@ def _structure(g: Result) -> list[str]:
     if g["degrees"]["out"] != g["degrees"]["in"]:
         series.append(("out of a node", "before", g["degrees"]["out"]))
     caption = "How many nodes have as many edges, or more; both axes are logarithmic."
-    degrees = charts.points(series, "edges of a node", "nodes with as many or more", "Degree distribution")
+    degrees = charts.points(series, "edges of a node", "nodes with as many or more", "Degree distribution", show=[1])
     return [tiles(facts), columns(_figure(degrees, caption), columns(*_matrices(p), narrow=True))]
 
 
@@ -241,7 +241,7 @@ def _plans(g: Result) -> list[str]:
 
 
 def _products(g: Result, copy: float) -> list[str]:
-    rows = []
+    rows: list[tuple[object, ...]] = []
     for p in g["products"]:
         done = p["after_ms"] is not None
         rows.append(
@@ -254,16 +254,18 @@ def _products(g: Result, copy: float) -> list[str]:
                 bytes_text(p["after_bytes"]) if p["after_bytes"] is not None else "-",
                 _paid(p),
                 f"{p['gathered_bytes'] / p['after_ms'] / 1e6:.1f} GB/s" if done else "-",
-                p["note"] or "-",
+                p["note"],
             )
         )
     heads = ["width", "before", "after", "", "memory before", "memory after", "paid after", "gathered", "note"]
+    if not any(row[-1] for row in rows):
+        heads, rows = heads[:-1], [row[:-1] for row in rows]
 
-    def dots(key: str) -> list[tuple[float, float]]:
+    def dots(key: str) -> list[charts.Point]:
+        measured = [p for p in g["products"] if p[key]]
         return [
-            (p["gathered_bytes"] / p["compulsory_bytes"], p["gathered_bytes"] / p[key] / 1e6)
-            for p in g["products"]
-            if p[key]
+            (p["gathered_bytes"] / p["compulsory_bytes"], p["gathered_bytes"] / p[key] / 1e6, str(p["width"]))
+            for p in measured
         ]
 
     roof = charts.points(
@@ -276,8 +278,8 @@ def _products(g: Result, copy: float) -> list[str]:
     names = [f"width {p['width']}" for p in g["products"]]
     times = [(n, p["before_ms"], p["after_ms"]) for n, p in zip(names, g["products"], strict=True)]
     caption = (
-        f"A copy in memory moves {copy / 1e9:.1f} GB/s here. Above the line, features came from caches; far below it, "
-        "a product waits for something else than memory: latency, work per edge, or its own start."
+        f"Each point is a width. A copy in memory moves {copy / 1e9:.1f} GB/s here. Above the line, features came from "
+        "caches; far below it, a product waits for something else than memory: latency, work per edge, or its own start."
     )
     about = (
         "Before: gather and scatter, a message for each edge, as PyG does it. After: one sparse product. Results were "
