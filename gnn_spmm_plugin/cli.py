@@ -43,7 +43,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit code."""
     given = list(sys.argv[1:] if argv is None else argv)
     own = given.index("--") if given[:1] in (["report"], ["doctor"]) and "--" in given else len(given)
-    args = _parser().parse_args(given[:own])
+    parser = _parser()
+    args, unknown = parser.parse_known_args(given[:own])
+    if unknown:
+        where = "; those of the script come after --" if hasattr(args, "script") else ""
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{where}")
     args.argv, args.script_args = given[1:], given[own + 1 :]  # the former for the heads of files
     try:
         for name in ("json", "csv", "plot", "out", "report_csv", "collect", "html"):

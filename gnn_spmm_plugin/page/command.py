@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -67,14 +68,24 @@ def report_graph(args: argparse.Namespace, device: str, load: Load) -> dict[str,
 def report_script(args: argparse.Namespace) -> dict[str, Any]:
     """Runs a script twice; writes the page, prints what follows, returns the result."""
     _check_script(args.script)
+    asked = Asked(WIDTHS[:2])
+    if args.command == "report":
+        asked = Asked(args.width or asked.widths, DTYPE_OF[args.dtype], args.reduce, args.policy)
     trials = try_both(
-        Options(args.script, args.script_args, args.steps, limit_seconds=args.limit_seconds, seed=args.seed)
+        Options(
+            args.script,
+            args.script_args,
+            args.steps,
+            limit_seconds=args.limit_seconds,
+            seed=args.seed,
+            policy=asked.policy,
+        )
     )
     verdict = judge(trials)
     if args.json != "-":
         _print_verdict(verdict)
     command = shlex.join([args.script, *args.script_args])
-    graphs, left_out = _graphs_of(trials, verdict) if args.html else ([], 0)
+    graphs, left_out = _graphs_of(trials, verdict, asked) if args.html else ([], 0)
     result = _result(args, command, trials.before["device"], graphs) | {
         "verdict": verdict,
         "graphs_left_out": left_out,
@@ -112,7 +123,7 @@ def _check_script(script: str) -> None:
         )
 
 
-def _graphs_of(trials: Trials, verdict: dict[str, Any]) -> tuple[list[dict[str, Any]], int]:
+def _graphs_of(trials: Trials, verdict: dict[str, Any], asked: Asked) -> tuple[list[dict[str, Any]], int]:
     """Facts about the largest graphs of a script, at the widths that its layers had there; and how many more it has."""
     order = sorted(range(len(trials.graphs)), key=lambda i: -trials.graphs[i][0].shape[1])
     # Layers say which graph they ran on by its place on the page.
@@ -124,8 +135,12 @@ def _graphs_of(trials: Trials, verdict: dict[str, Any]) -> tuple[list[dict[str, 
     for number, i in enumerate(order[:SHOWN]):
         edge_index, sizes = trials.graphs[i]
         here = {r["width"] for r in verdict["layers"] if r["graph"] == number and r["width"]}
-        asked = Asked(sorted(here)[:4] or WIDTHS[:2])
-        facts.append(describe(f"graph {number + 1}", edge_index.to(device), sizes, asked))
+        product = dataclasses.replace(asked, widths=sorted(here)[:4] or asked.widths)
+        try:
+            facts.append(describe(f"graph {number + 1}", edge_index.to(device), sizes, product))
+        except (RuntimeError, ValueError) as e:  # it does not fit, or what was called a graph is none
+            verdict["notes"].append(f"Graph {number + 1} is not shown: {str(e).splitlines()[0]}")
+            break
     return facts, max(len(order) - SHOWN, 0)
 
 

@@ -75,8 +75,14 @@ def _name(s: Seen, roots: list[nn.Module]) -> str:
     if not parts:
         parts = [type(s.layer).__name__]
     if len(roots) > 1 and s.root is not s.layer:
-        parts.insert(0, type(s.root).__name__)
+        parts.insert(0, kind_of(s.root))
     return ".".join(parts)
+
+
+def kind_of(model: nn.Module) -> str:
+    """The class of a model, whatever it is wrapped in."""
+    inner = next((m for name in ("_orig_mod", "module") if (m := model._modules.get(name)) is not None), None)
+    return type(model).__name__ if inner is None else kind_of(inner)
 
 
 # ---------------------------------------------------------------------- measuring
@@ -271,4 +277,4 @@ def _same(a: Any, b: Any) -> bool:
     return True
 
 
-__all__ = ["calls_of", "replay"]
+__all__ = ["calls_of", "kind_of", "replay"]

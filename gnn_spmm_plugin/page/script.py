@@ -47,6 +47,7 @@ class Options:
         limit_seconds: a run that has not come to its end then is given up.
         seed: of Python, NumPy and torch, set before the script begins.
         budget_ms: for timing each layer.
+        policy: how plans are chosen, see `gnn_spmm_plugin.plan`.
     """
 
     script: str
@@ -56,6 +57,7 @@ class Options:
     limit_seconds: float = 900.0
     seed: int = 0
     budget_ms: float = 300.0
+    policy: str = "auto"
 
 
 @dataclass
@@ -124,10 +126,12 @@ def _as_it_is(options: Options, folder: str) -> tuple[dict[str, Any], int]:
         found = _run(options, folder, steps, [], f"as it is, {steps} steps")
     if found["ended"] == "stopped":
         return found, steps
-    if found["ended"] in ("error", "timeout", "signal", "interrupted") or _failed(found):
+    if found["ended"] == "timeout":
+        raise ScriptError(f"{name} {_how(found)}{_printed(folder)}")
+    if found["ended"] in ("error", "signal", "interrupted") or _failed(found):
         raise ScriptError(
-            f"{name} did not get through: it {_how(found)}, after {taken} optimizer steps, run as it is (without this "
-            f"plugin){_printed(folder)}"
+            f"{name} did not get through, run as it is (with this plugin switched off): it {_how(found)}, after "
+            f"{taken} optimizer steps{_printed(folder)}"
         )
     if taken:
         raise ScriptError(
@@ -156,7 +160,7 @@ def _how(found: dict[str, Any]) -> str:
     message = str(found.get("message", ""))
     return {
         "error": f"stopped with {message}",
-        "exit": f"called sys.exit({message})",
+        "exit": f"called sys.exit({message if message.isdigit() else repr(message)})",
         "returned": "came to its end",
         "ended early": "went on to another optimizer",
         "stopped": "called no layer of PyG or DGL",
@@ -234,6 +238,7 @@ def _run(options: Options, folder: str, steps: int, patch: Sequence[str], label:
         "seconds": options.seconds,
         "seed": options.seed,
         "budget_ms": options.budget_ms,
+        "policy": options.policy,
         "patch": list(patch),
     }
     (place / "request.json").write_text(json.dumps(request), encoding="utf-8")
@@ -299,9 +304,7 @@ def _steps(reading: int, process: subprocess.Popen[bytes], limit: float, ending:
         elif process.poll() is not None:
             return
         if time.monotonic() > until:
-            ending.append(
-                f"was given up after {limit:.0f} seconds, {last} optimizer steps done; --limit-seconds gives it more"
-            )
+            ending.append(f"was given up after {limit:g} seconds (--limit-seconds) and {last} optimizer steps")
             return
 
 

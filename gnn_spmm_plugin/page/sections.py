@@ -279,7 +279,7 @@ def _products(g: Result, copy: float) -> list[str]:
     times = [(n, p["before_ms"], p["after_ms"]) for n, p in zip(names, g["products"], strict=True)]
     caption = (
         f"Each point is a width. A copy in memory moves {copy / 1e9:.1f} GB/s here. Above the line, features came from "
-        "caches; far below it, a product waits for something else than memory: latency, work per edge, or its own start."
+        "caches; far below it, a product waits for something else: latency, work per edge, or its own start."
     )
     about = (
         "Before: gather and scatter, a message for each edge, as PyG does it. After: one sparse product. Results were "

@@ -28,7 +28,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from .. import _config, stats
 from ..bench.memory import PeakMemory
-from .replay import replay
+from .replay import kind_of, replay
 from .watch import Watch
 
 #: Steps of another optimizer without one of the first: that training is over, and another has begun.
@@ -45,8 +45,8 @@ class Trial:
 
     Args:
         folder: where results go: ``result.json`` and ``graphs.npz``.
-        request: ``script``, ``args``, ``steps``, ``seconds`` (after which fewer steps do), ``seed``, ``budget_ms``, and
-            ``patch``, the libraries to patch.
+        request: ``script``, ``args``, ``steps``, ``seconds`` (after which fewer steps do), ``seed``, ``budget_ms``,
+            ``policy``, and ``patch``, the libraries to patch.
         say: told the number of each step.
     """
 
@@ -184,7 +184,7 @@ class Trial:
             "kernel_calls": calls,
             "compiled": self.compiled,
             "low_precision": any(s.autocast is not None for s in seen),
-            "roots": sorted({type(s.root).__name__ for s in seen}),
+            "roots": sorted({kind_of(s.root) for s in seen}),
             "layers": layers,
         }
         np.savez(self.folder / "graphs.npz", **graphs)
@@ -234,14 +234,14 @@ class _SeedDgl(importlib.abc.MetaPathFinder):
         return spec
 
 
-def _patch(libraries: list[str]) -> None:
+def _patch(libraries: list[str], policy: str) -> None:
     from .. import patch_dgl, patch_pyg
 
     for library in libraries:
         if library == "dgl":
-            patch_dgl()
+            patch_dgl(policy)
         else:
-            patch_pyg()
+            patch_pyg(policy)
 
 
 def main(folder: str, handle: int) -> None:
@@ -262,7 +262,7 @@ def main(folder: str, handle: int) -> None:
     elif _config.disabled():
         del os.environ["GSP_DISABLE"]
     warnings.filterwarnings("ignore", message=".*set_stance.*")
-    _patch(request["patch"])
+    _patch(request["patch"], request["policy"])
     trial = Trial(place, request, say)
     outcome = trial.run()
     if not (place / "result.json").exists():
