@@ -62,7 +62,10 @@ class Browser:
         return subprocess.run(command, capture_output=True, text=True, timeout=180, check=True)
 
     def look(self, page: Path, width: int, *arguments: str) -> dict[str, Any]:
-        """What `_PROBE` finds in a page in a frame of that width; without its security policy, which would hide things."""
+        """What `_PROBE` finds in a page in a frame of that width.
+
+        Without its security policy: what that keeps from being fetched is to be seen too.
+        """
         text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page.read_text(encoding="utf-8"))
         style = f"width:{width}px;height:900px;border:0"
         frame = f'<iframe sandbox="allow-same-origin" style="{style}" srcdoc="{escape(text)}">'
