@@ -65,7 +65,7 @@ def verdict(result: Result) -> list[str]:
         ("time of a step", _change(step["before"], step["after"], _ms), _times(v["gain"], "as fast")),
         (
             "memory of a step",
-            _change(peak["before"], peak["after"], bytes_text),
+            _change(peak["before"], peak["after"], _size),
             "peak, beyond what is held between steps",
         ),
         ("at most possible", bound, "if message passing cost nothing"),
@@ -132,7 +132,17 @@ def layers(result: Result) -> list[str]:
         figure(charts.pairs(times, "ms", "Time of each layer"), "Time in a step: all calls, forward and backward."),
         figure(charts.pairs(memory, "MB", "Memory of each layer"), "Peak memory of one call, forward and backward."),
     )
-    heads = ["layer", "", "why not, and what to change", "of a step", "calls", "before", "after", "", "graph"]
+    heads = [
+        "layer",
+        "status",
+        "why not, and what to change",
+        "of a step",
+        "calls",
+        "before",
+        "after",
+        "ratio",
+        "graph",
+    ]
     if not any(row[2] for row in rows):  # nothing to explain
         heads, rows = [*heads[:2], *heads[3:]], [(*row[:2], *row[3:]) for row in rows]
     return [section("Layers", pictures, table(heads, rows))]
@@ -157,7 +167,7 @@ def graph_at_a_glance(result: Result) -> list[str]:
         ),
         (
             "memory of a product",
-            _change(p["before_bytes"], p["after_bytes"], bytes_text),
+            _change(p["before_bytes"], p["after_bytes"], _size),
             "peak, beyond features and graph",
         ),
         ("prepared once", _ms(g["preparation_ms"]), "from an edge list to a plan"),
@@ -257,7 +267,7 @@ def _products(g: Result, copy: float) -> list[str]:
                 p["note"],
             )
         )
-    heads = ["width", "before", "after", "", "memory before", "memory after", "paid after", "gathered", "note"]
+    heads = ["width", "before", "after", "ratio", "memory before", "memory after", "paid after", "gathered", "note"]
     if not any(row[-1] for row in rows):
         heads, rows = heads[:-1], [row[:-1] for row in rows]
 
@@ -308,6 +318,12 @@ def _ms(value: float | None) -> str:
 
 def _mb(count: int | None) -> float | None:
     return None if count is None else count / 1e6
+
+
+def _size(count: int) -> str:
+    """`bytes_text` with three digits at most."""
+    number, unit = bytes_text(count).split()
+    return f"{float(number):.3g} {unit}"
 
 
 def _ratio(before: float | None, after: float | None) -> str:

@@ -60,6 +60,7 @@ def _doubts(gain: float | None, bound: float | None) -> list[str]:
 def _layers(trials: Trials) -> list[dict[str, Any]]:
     """One row for each layer, the slowest first."""
     step, patched = trials.before["ms_per_step"], _by_name(trials.after["layers"])
+    whole = max(step or 0.0, sum(_per_step(row) or 0.0 for row in trials.before["layers"]))
     rows = []
     for name, old in _by_name(trials.before["layers"]).items():
         new = patched.get(name, {})
@@ -73,7 +74,7 @@ def _layers(trials: Trials) -> list[dict[str, Any]]:
                 "calls": old["training_calls"] + old["evaluating_calls"],
                 "before_ms": ms,
                 "after_ms": _per_step(new) if new else None,
-                "share": None if ms is None or not step else min(ms / step, 1.0),
+                "share": None if ms is None or not step else ms / whole,
                 "dense_share": old["dense_share"],
                 "before_bytes": old["peak_bytes"],
                 "after_bytes": new.get("peak_bytes"),
@@ -137,7 +138,7 @@ def _headline(
     fused = sum(r["status"] in ("fused", "partly", "gsp.nn") for r in layers)
     if gain is not None and gain > 1 + NOISE:
         start = f"It helps: a step is {gain:.2f} times as fast with the library patched."
-        return f"{start} {limit} as it is without, at most."
+        return f"{start} {limit}, at most."
     if fused == 0:
         return f"None of the layers is fused, so nothing is gained yet. {limit}, at most.{measured}"
     slower = "It is slower" if gain is not None and gain < 1 - NOISE else "No faster step was measured"
