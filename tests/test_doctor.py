@@ -346,6 +346,23 @@ def test_examples(name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path)
     assert re.search(r"conv\S* \((GCN|Reach)Conv\) .* fused", capsys.readouterr().out)
 
 
+@pytest.mark.gpu
+@pytest.mark.pyg
+def test_on_a_gpu(write: Any) -> None:
+    to_gpu = "\nx, edge_index = x.cuda(), edge_index.cuda()\nnet = torch.nn.Sequential()\nnet.conv = GCNConv(8, 64)\n"
+    to_gpu += "net.forward = lambda x, e: net.conv(x, e)\nnet = net.cuda()\n"
+    name = write(HEAD + to_gpu + LOOP.format(epochs=100))
+    assert run("report", name, "--steps", "8", "--json", "r.json") == 0
+    result = json.loads(Path("r.json").read_text())
+    (row,) = result["verdict"]["layers"]
+    assert row["status"] == "fused" and row["error"] is None and 0 < row["dense_share"] < 1
+    assert row["before_bytes"] >= 1500 * 64 * 4 > 0 < row["after_bytes"]
+    assert result["verdict"]["peak_bytes"]["before"] >= 1500 * 64 * 4
+    assert result["graphs"][0]["device"].startswith("cuda") and result["copy_bytes_per_s"] > 1e11
+    assert all(p["before_ms"] > 0 and p["after_ms"] > 0 for p in result["graphs"][0]["products"])
+    assert "CPU" not in result["device"]
+
+
 @pytest.mark.dgl
 def test_dgl(tmp_path: Path) -> None:
     pytest.importorskip("tqdm")
