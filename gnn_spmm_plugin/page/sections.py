@@ -91,8 +91,8 @@ def where_time_goes(result: Result) -> list[str]:
         return []
     s = v["shares"]
     parts = [
-        ("message passing: gathering, reducing, and what surrounds it", "after", s["aggregation"]),
-        ("products of dense matrices inside those layers", "dense", s["dense"]),
+        ("message passing: gathering, reducing", "after", s["aggregation"]),
+        ("products of dense matrices in those layers", "dense", s["dense"]),
         ("everything else: loading, other modules, optimizer", "before", s["outside"]),
     ]
     caption = (
