@@ -127,7 +127,7 @@ def pairs(rows: Sequence[tuple[str, float | None, float | None]], unit: str, lab
     scale = (_W - 110) / max(known)
     made, y = [_legend([("before", "before"), ("after", "after")], 0)], 34.0
     for name, before, after in rows:
-        made.append(_text(0, y + 4, _short(name, 66), "label", "start"))
+        made.append(_text(0, y + 4, _short(name, 50), "label", "start"))
         for value, kind, top in ((before, "before", y + 10), (after, "after", y + 25)):
             length = 0.0 if value is None else max(value * scale, 1)
             if value is not None:
