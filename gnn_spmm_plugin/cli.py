@@ -41,14 +41,7 @@ class UsageError(Exception):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit code."""
-    given = list(sys.argv[1:] if argv is None else argv)
-    own = given.index("--") if given[:1] in (["report"], ["doctor"]) and "--" in given else len(given)
-    parser = _parser()
-    args, unknown = parser.parse_known_args(given[:own])
-    if unknown:
-        where = "; those of the script come after --" if hasattr(args, "script") else ""
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}{where}")
-    args.argv, args.script_args = given[1:], given[own + 1 :]  # the former for the heads of files
+    args = parse(list(sys.argv[1:] if argv is None else argv))
     try:
         for name in ("json", "csv", "plot", "out", "report_csv", "collect", "html"):
             _writable(getattr(args, name, None))
@@ -62,6 +55,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+
+
+def parse(given: list[str]) -> argparse.Namespace:
+    """The options of a command line, without the program's name; as argparse does, it ends where there is a mistake."""
+    own = given.index("--") if given[:1] in (["report"], ["doctor"]) and "--" in given else len(given)
+    parser = _parser()
+    args, unknown = parser.parse_known_args(given[:own])
+    if unknown:
+        where = "; those of the script come after --" if hasattr(args, "script") else ""
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{where}")
+    args.argv, args.script_args = given[1:], given[own + 1 :]  # the former for the heads of files
+    return args
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -341,4 +346,4 @@ def _tune(args: argparse.Namespace) -> None:
     write_json(args.json, result)
 
 
-__all__ = ["UsageError", "info", "main"]
+__all__ = ["UsageError", "info", "main", "parse"]
