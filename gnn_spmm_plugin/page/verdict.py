@@ -48,8 +48,8 @@ def _doubts(gain: float | None, bound: float | None) -> list[str]:
     found = []
     if gain is not None and bound is not None and gain > bound * (1 + NOISE):
         found.append(
-            f"More was gained ({gain:.2f} times) than the bound allows ({bound:.2f}): the machine did other things, or "
-            "the layers are slower in the model than called alone."
+            f"More was gained ({gain:.2f} times) than the bound allows ({bound:.2f}): the machine did other things, "
+            "the layers take longer in the model than called alone, or their dense products are fewer now."
         )
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     if load > 1.5 * cores:
