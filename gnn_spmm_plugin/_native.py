@@ -291,8 +291,11 @@ def _fake_spmm_tie_count(
     out: Tensor,
     items: Tensor | None,
     config: list[int],
+    grad: Tensor | None = None,
+    zero_wins: bool = False,
 ) -> Tensor:
-    return x.new_empty((_rows(rowptr), x.shape[1]), dtype=accumulation_dtype(x.dtype))
+    dtype = accumulation_dtype(x.dtype) if grad is None else x.dtype
+    return x.new_empty((_rows(rowptr), x.shape[1]), dtype=dtype)
 
 
 def _fake_spmm_tie_backward(

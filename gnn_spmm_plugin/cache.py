@@ -146,7 +146,7 @@ def _entry_of(dst: Tensor, src: Tensor, num_dst: int, num_src: int) -> _Entry:
     entry = _lookup_content(size, dst, src)
     if entry is None:
         counters["plan_misses"] += 1
-        entry = _Entry(Graph._make(Core(_from_coo(dst, src, num_dst, num_src))), size)
+        entry = _build(dst, src, num_dst, num_src, size)
     with _lock:
         _keep(entry)
         if root is not None:
@@ -155,6 +155,23 @@ def _entry_of(dst: Tensor, src: Tensor, num_dst: int, num_src: int) -> _Entry:
     if _dead:
         _forget_dead()
     return entry  # of a capture there is nothing to keep: it may neither build nor compare
+
+
+#: The graph that was built last: whether a backward went through it says what the next one will be for.
+_newest: weakref.ref[Core] | None = None
+
+
+def _build(dst: Tensor, src: Tensor, num_dst: int, num_src: int, size: Any) -> _Entry:
+    global _newest
+    before = None if _newest is None or not torch.is_grad_enabled() else _newest()
+    # Used, not only made: a guess that was wrong is not made again.
+    both = before is not None and before.transpose is not None and before.transpose.uses > 0
+    core = _from_coo(dst, src, num_dst, num_src, both)
+    _newest = weakref.ref(core)
+    entry = _Entry(Graph._make(core), size)
+    if core.transpose is not None:
+        core.csr.coo = None  # of which it is made
+    return entry
 
 
 #: What `graph_of_edge_index` was asked for last, and where its answer is: (tensor, its state, sizes, entry), weakly.
@@ -176,19 +193,31 @@ def graph_of_edge_index(edge_index: Tensor, num_dst: int, num_src: int, reverse:
         IndexError, ValueError, RuntimeError: as `graph_of`.
     """
     global _latest
-    sizes = num_dst, num_src, reverse
-    latest = _latest
-    if latest is not None and latest[0]() is edge_index and latest[2] == sizes and latest[1] == state(edge_index):
-        entry = latest[3]()
-        if entry is not None:
-            counters["plan_hits"] += 1
-            return _use(entry)
+    found = latest(edge_index, num_dst, num_src, reverse)
+    if found is not None:
+        return found
     first, second = edge_index.unbind(0)
     dst, src = (first, second) if reverse else (second, first)
     entry = _entry_of(dst, src, num_dst, num_src)
     if _trusted(edge_index.device) and not edge_index.is_inference() and edge_index.grad_fn is None:
+        sizes = num_dst, num_src, reverse
         _latest = weakref.ref(edge_index), state(edge_index), sizes, weakref.ref(entry)
     return entry.graph
+
+
+def latest(edge_index: Tensor, num_dst: int, num_src: int, reverse: bool) -> Graph | None:
+    """`graph_of_edge_index` where that was the last one asked for, of any thread, else None."""
+    last = _latest
+    if last is None:
+        return None
+    ref, then, sizes, found = last
+    if ref() is not edge_index or sizes != (num_dst, num_src, reverse) or then != state(edge_index):
+        return None
+    entry = found()
+    if entry is None:
+        return None
+    counters["plan_hits"] += 1
+    return _use(entry)
 
 
 def _trusted(device: torch.device) -> bool:
@@ -346,8 +375,8 @@ def clear_cache() -> None:
 # At exit too: a tensor that dies while the interpreter takes modules apart would call what is no longer there.
 @atexit.register
 def _empty() -> None:
-    global _latest
-    _latest = None
+    global _latest, _newest
+    _latest = _newest = None
     for clear in on_clear:
         clear()
     with _lock:

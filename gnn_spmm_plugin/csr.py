@@ -321,8 +321,11 @@ def _transpose(csr: Csr) -> Csr:
     return Csr(rowptr, col, perm, csr.num_rows)
 
 
-def _from_coo(dst: Tensor, src: Tensor, num_dst: int, num_src: int) -> Csr:
-    """The CSR of an edge list; waits for the device once, and sorts only what is not sorted."""
+def _from_coo(dst: Tensor, src: Tensor, num_dst: int, num_src: int, both: bool = False) -> Core:
+    """The graph of an edge list; waits for the device once, and sorts only what is not sorted.
+
+    If `both`, with its transpose where that is so small that the host decides how long it takes.
+    """
     _refuse_capture("gnn_spmm_plugin would have to build a graph")
     _native.require(dst.device)
     if dst.is_meta:
@@ -330,7 +333,8 @@ def _from_coo(dst: Tensor, src: Tensor, num_dst: int, num_src: int) -> Csr:
     if dst.dtype != src.dtype:
         dst, src = dst.long(), src.long()
     wide = _index_dtype(num_dst, num_src, dst.shape[0]) == torch.int64
-    bad, own_dst, own_src, rowptr, col, perm = _native.from_coo(dst, src, num_dst, num_src, wide)
+    made = _native.from_coo(dst, src, num_dst, num_src, wide, both)
+    bad, own_dst, own_src, rowptr, col, perm, *transposed = made
     if bad >= 0:
         s, d = int(src[bad]), int(dst[bad])
         what, value, size = ("source", s, num_src) if not 0 <= s < num_src else ("destination", d, num_dst)
@@ -343,4 +347,9 @@ def _from_coo(dst: Tensor, src: Tensor, num_dst: int, num_src: int) -> Csr:
     csr = Csr(rowptr, own_src if col is None else col, perm, num_src)
     if perm is not None or not own_dst.is_cuda:
         csr.coo = own_dst, own_src
-    return csr
+    core = Core(csr)
+    if transposed[0] is not None:
+        counters["transposes_built"] += 1
+        rowptr, col, perm = transposed
+        core.transpose = Csr(rowptr, col, perm, num_dst)
+    return core

@@ -403,12 +403,9 @@ def _split_gradients(
     zero_wins: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
     csr, p, w = _operands(core, flipped, weight)
-    x, out = _rows_first(x), out.contiguous()
-    count = _native.spmm_tie_count(csr.rowptr, csr.col, w, x, out, p.items, p.config)
-    if zero_wins:
-        count += out == 0
-    share = grad / count  # 0 winners has a row without edges, whose share nobody asks for
-    share = share if share.dtype == x.dtype else share.to(x.dtype)
+    x, out, grad = _rows_first(x), out.contiguous(), _rows_first(grad)
+    # Divided by 0 in a row without edges, whose share nobody asks for.
+    share = _native.spmm_tie_count(csr.rowptr, csr.col, w, x, out, p.items, p.config, grad, zero_wins)
     grad_x = grad_weight = None
     if needs[0]:
         other, q, w_other = _operands(core, not flipped, weight)

@@ -135,12 +135,12 @@ class Graph:
             num_nodes = int(edge_index.max()) + 1 if edge_index.numel() else 0
             num_nodes = max(num_nodes, 0)
         num_src, num_dst = _sizes(num_nodes)
-        return cls._make(Core(_from_coo(dst, src, num_dst, num_src)))
+        return cls._make(_from_coo(dst, src, num_dst, num_src))
 
     @classmethod
     def _from_pair(cls, dst: Tensor, src: Tensor, num_dst: int, num_src: int) -> Graph:
         """A graph from two index vectors of any stride."""
-        return cls._make(Core(_from_coo(_as_index(dst, "dst"), _as_index(src, "src"), num_dst, num_src)))
+        return cls._make(_from_coo(_as_index(dst, "dst"), _as_index(src, "src"), num_dst, num_src))
 
     @classmethod
     def from_csr(cls, rowptr: Tensor, col: Tensor, num_src: int | None = None) -> Graph:
@@ -181,8 +181,8 @@ class Graph:
             wide = _index_dtype(num_src, num_dst, num_edges)
             rows = Csr(rowptr.to(wide), col, None, num_src).rows()
             # The caller's `col`, not a copy: a narrowed id may look legal.
-            csr = _from_coo(rows, col, num_dst, num_src)
-        return cls._make(Core(csr))
+            core = _from_coo(rows, col, num_dst, num_src)
+        return cls._make(core)
 
     @classmethod
     def from_torch_sparse(cls, A: Tensor) -> Graph:

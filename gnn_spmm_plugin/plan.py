@@ -270,6 +270,9 @@ def default_plan(core: Core, csr: Csr) -> Plan:
     """
     current: Plan | None = csr.plan
     uses = csr.uses
+    if current is not None and current.mode == "cold" and uses < WARM_AFTER - 1 and not core.warm:
+        csr.uses = uses + 1
+        return current
     # An upgrade may change last digits. Whoever asks torch for determinism keeps the plan of the first use.
     pinned = torch._C._get_deterministic_algorithms()
     ripe = core.warm or uses >= WARM_AFTER - 1

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from strategies import NAMED, values
 
 import gnn_spmm_plugin as gsp
-from gnn_spmm_plugin import cache, reference
+from gnn_spmm_plugin import cache, csr, reference
 
 pytestmark = pytest.mark.usefixtures("fresh_cache")
 
@@ -597,3 +597,34 @@ def test_two_weights_in_turn(device: str) -> None:
         a, b = torch.rand(kind, device=device), torch.rand(kind, device=device)
         for weight in (a, b, a, a, b):
             assert torch.allclose(gsp.spmm(g, x, weight), reference.spmm(g, x, weight)[0], atol=1e-5)
+
+
+def test_a_transpose_is_made_ahead_where_the_last_was_used(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training loop over batches wants both directions of each, an evaluation one."""
+    asked: list[bool] = []
+    real = csr._native.from_coo
+    monkeypatch.setattr(csr._native, "from_coo", lambda *args: asked.append(args[-1]) or real(*args))
+    gsp.clear_cache()
+
+    def step(seed: int, train: bool) -> gsp.Graph:
+        edges = torch.randint(30 + seed, (2, 80), generator=torch.Generator().manual_seed(seed)).to(device)
+        graph = cache.graph_of(edges[1], edges[0], 30 + seed, 30 + seed)
+        x = torch.ones(30 + seed, 3, device=device, requires_grad=train)
+        out = gsp.spmm(graph, x)
+        if train:
+            out.sum().backward()
+            degree = torch.bincount(edges[0], minlength=len(x)).to(x.dtype)
+            torch.testing.assert_close(x.grad, degree.unsqueeze(1).expand_as(x))
+        return graph
+
+    before = gsp.stats()["transposes_built"]
+    kept = [step(seed, seed < 3) for seed in range(6)]
+    # The first says nothing yet; the fourth was a guess, and wrong, so there is no other.
+    assert asked == [False, True, True, True, False, False]
+    assert gsp.stats()["transposes_built"] - before == 4
+    kept.append(step(6, True))
+    with torch.no_grad():
+        kept.append(step(7, False))
+    assert asked[6:] == [False, False]
+    assert [g._core.transpose is not None for g in kept] == [True] * 4 + [False, False, True, False]
+    assert all(g._core.csr.coo is None for g in kept if g._core.transpose is not None)

@@ -35,7 +35,7 @@ def _variants(device: str) -> Iterator[tuple[str, tuple[object, ...]]]:
         "pcsr_spmm": (5, 7, 8, 11, 12, 13, 15),
         "spmm_arg": (2, 3),
         "spmm_arg_backward": (2, 3),
-        "spmm_tie_count": (2,),
+        "spmm_tie_count": (2, 7),
         "spmm_tie_backward": (2,),
         "sddmm": (2,),
         "sddmm_arg": (2,),

@@ -472,7 +472,9 @@ def test_native_building_blocks(device, e, narrow, wide, strided) -> None:  # ty
     given_type, own_type = (torch.int32 if kind else torch.int64 for kind in (narrow, not wide))
     edge_index = e.edge_index.to(device, given_type)
     src, dst = edge_index.t().contiguous().unbind(1) if strided else edge_index
-    bad, own_dst, own_src, rowptr, col, perm = _native.from_coo(dst, src, e.num_dst, e.num_src, wide)
+    bad, own_dst, own_src, rowptr, col, perm, *none = _native.from_coo(dst, src, e.num_dst, e.num_src, wide)
+    assert none == [None, None, None]
+    both = _native.from_coo(dst, src, e.num_dst, e.num_src, wide, True)
     ordered = bool((e.edge_index[1].diff() >= 0).all())
     assert bad == -1 and (perm is None) == (col is None) == ordered
     col = own_src if col is None else col
@@ -487,6 +489,9 @@ def test_native_building_blocks(device, e, narrow, wide, strided) -> None:  # ty
     order = torch.sort(src, stable=True).indices
     assert torch.equal(perm.long(), order) and torch.equal(col.long(), dst.long()[order])
     assert {t.dtype for t in (rowptr, col, perm)} == {own_type}
+    if both[6] is not None:  # a small graph's transpose comes with it
+        assert all(map(torch.equal, both[6:], (rowptr, col, perm)))
+    assert (both[6] is None) == (wide or e.num_edges == 0 or not (e.num_dst and e.num_src)) or not dst.is_cuda
     assert _native.same_coo(dst, src, own_dst, own_src)
     for edge in range(e.num_edges):
         for own in (own_dst, own_src):

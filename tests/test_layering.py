@@ -28,6 +28,7 @@ LAYERS = (
     ("derivatives",),
     ("functional",),
     ("functional_aggregate", "functional_attention", "functional_messages"),
+    ("functional_convolution",),
     ("cache", "normalize"),
     ("functional_edge_index", "functional_attention_edge_index"),
     ("nn", "integrations", "distributed"),

@@ -259,6 +259,12 @@ def check_extremes(csr: Csr, dtype: torch.dtype, width: int, heads: int) -> None
         got = ops._spmm_tie_count(csr.rowptr, csr.col, weight, x, out, None, [])
         assert got.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
         assert torch.equal(got.double(), sum_rows(csr, tied))
+        for zero_wins in (False, True):
+            share = ops._spmm_tie_count(csr.rowptr, csr.col, weight, x, out, None, [], grad, zero_wins)
+            assert share.dtype == dtype
+            count = got + (out == 0) if zero_wins else got
+            some = count > 0
+            assert torch.equal(share[some], (grad / count).to(dtype)[some])
         got = ops._spmm_tie_backward(transposed.rowptr, transposed.col, weight_t, grad, x, out, None, [])
         gathered = torch.where(tied, factor * sent_grad, torch.zeros(()).double())[order]
         close(got, sum_rows(transposed, gathered).to(dtype), dtype, sloppy)
@@ -397,7 +403,7 @@ def test_any_number_of_threads_gives_the_same_bits() -> None:
             *ops._spmm_arg(csr.rowptr, csr.col, csr.perm, weight, x, None, [], False),
             ops._edge_softmax(csr.rowptr, csr.perm, logits),
             *ops._transpose(csr.perm, csr.col, csr.num_src),
-            *ops._from_coo(csr.col, csr.perm, csr.num_src, csr.edges, False)[1:],
+            *ops._from_coo(csr.col, csr.perm, csr.num_src, csr.edges, False, True)[1:],
         ]
 
     before = torch.get_num_threads()

@@ -115,15 +115,18 @@ Tensor spmm_arg_backward(const Tensor& rowptr, const Tensor& col, const Optional
 
 Tensor spmm_tie_count(const Tensor& rowptr, const Tensor& col, const OptionalTensor& weight,
                       const Tensor& x, const Tensor& out, const OptionalTensor&,
-                      const std::vector<int64_t>&) {
-  const Sizes sizes = check_spmm_tie_count(rowptr, col, weight, x, out);
-  Tensor count = fast_empty(x, {sizes.csr.rows, sizes.width}, accumulator_type(sizes.type));
+                      const std::vector<int64_t>&, const OptionalTensor& grad, bool zero_wins) {
+  const Sizes sizes = check_spmm_tie_count(rowptr, col, weight, x, out, grad);
+  Tensor result = fast_empty(x, {sizes.csr.rows, sizes.width},
+                             grad ? sizes.type : accumulator_type(sizes.type));
   cpu::Problem p = problem_of(sizes, rowptr, &col, std::nullopt, weight);
   p.x = rows_of(x);
   p.out = rows_of(out);
-  p.result = count.mutable_data_ptr();
+  if (grad) p.grad = rows_of(*grad);
+  p.zero_wins = zero_wins;
+  p.result = result.mutable_data_ptr();
   cpu::spmm_tie_count(p);
-  return count;
+  return result;
 }
 
 Tensor spmm_tie_backward(const Tensor& rowptr, const Tensor& col, const OptionalTensor& weight,
@@ -289,8 +292,14 @@ cpu::Indices indices_of(const Tensor& t) {
   return {t.const_data_ptr(), t.size(0), t.stride(0), t.scalar_type() == ScalarType::Long};
 }
 
-std::tuple<int64_t, Tensor, Tensor, OptionalTensor, OptionalTensor, OptionalTensor> from_coo(
-    const Tensor& dst, const Tensor& src, int64_t num_dst, int64_t num_src, bool wide) {
+// As cuda::kMaxCounted: a larger graph's transpose is worth waiting until somebody asks for it.
+constexpr int64_t kFewEdges = 1 << 18;
+
+using FromCoo = std::tuple<int64_t, Tensor, Tensor, OptionalTensor, OptionalTensor, OptionalTensor,
+                           OptionalTensor, OptionalTensor, OptionalTensor>;
+
+FromCoo from_coo(const Tensor& dst, const Tensor& src, int64_t num_dst, int64_t num_src, bool wide,
+                 bool both) {
   check_from_coo(dst, src, num_dst, num_src, wide);
   const ScalarType type = wide ? ScalarType::Long : ScalarType::Int;
   const int64_t edges = dst.size(0);
@@ -298,18 +307,27 @@ std::tuple<int64_t, Tensor, Tensor, OptionalTensor, OptionalTensor, OptionalTens
   const cpu::CooFacts facts =
       cpu::check_coo(indices_of(dst), indices_of(src), num_dst, num_src, own_dst.mutable_data_ptr(),
                      own_src.mutable_data_ptr(), wide, parallel_for);
-  if (facts.first_bad >= 0) return {facts.first_bad, own_dst, own_src, {}, {}, {}};
-  Tensor rowptr = fast_empty(dst, {num_dst + 1}, type);
+  if (facts.first_bad >= 0) return {facts.first_bad, own_dst, own_src, {}, {}, {}, {}, {}, {}};
+  const auto grouped = [&](const Tensor& key, const Tensor& other, int64_t rows) {
+    Tensor rowptr = fast_empty(dst, {rows + 1}, type);
+    Tensor col = fast_empty(dst, {edges}, type), perm = fast_empty(dst, {edges}, type);
+    cpu::group({key.const_data_ptr(), other.const_data_ptr(), edges, rows, wide,
+                rowptr.mutable_data_ptr(), col.mutable_data_ptr(), perm.mutable_data_ptr()},
+               parallel_for);
+    return std::tuple(rowptr, col, perm);
+  };
+  OptionalTensor rowptr_t, col_t, perm_t;
+  if (both && !wide && std::max({edges, num_dst, num_src}) <= kFewEdges) {
+    std::tie(rowptr_t, col_t, perm_t) = grouped(own_src, own_dst, num_src);
+  }
   if (facts.sorted) {
+    Tensor rowptr = fast_empty(dst, {num_dst + 1}, type);
     cpu::find_rowptr(own_dst.const_data_ptr(), edges, num_dst, rowptr.mutable_data_ptr(), wide,
                      parallel_for);
-    return {-1, own_dst, own_src, rowptr, {}, {}};
+    return {-1, own_dst, own_src, rowptr, {}, {}, rowptr_t, col_t, perm_t};
   }
-  Tensor col = fast_empty(dst, {edges}, type), perm = fast_empty(dst, {edges}, type);
-  cpu::group({own_dst.const_data_ptr(), own_src.const_data_ptr(), edges, num_dst, wide,
-              rowptr.mutable_data_ptr(), col.mutable_data_ptr(), perm.mutable_data_ptr()},
-             parallel_for);
-  return {-1, own_dst, own_src, rowptr, col, perm};
+  const auto [rowptr, col, perm] = grouped(own_dst, own_src, num_dst);
+  return {-1, own_dst, own_src, rowptr, col, perm, rowptr_t, col_t, perm_t};
 }
 
 std::tuple<Tensor, Tensor, Tensor> transpose(const Tensor& dst, const Tensor& src,

@@ -295,18 +295,26 @@ Tensor spmm_arg_backward(const Tensor& rowptr, const Tensor& col, const Optional
 
 Tensor spmm_tie_count(const Tensor& rowptr, const Tensor& col, const OptionalTensor& weight,
                       const Tensor& x, const Tensor& out, const OptionalTensor& items,
-                      const std::vector<int64_t>& config) {
-  const Sizes sizes = check_spmm_tie_count(rowptr, col, weight, x, out);
-  Tensor count = fast_empty(x, {sizes.csr.rows, sizes.width}, accumulator_type(sizes.type));
+                      const std::vector<int64_t>& config, const OptionalTensor& grad,
+                      bool zero_wins) {
+  const Sizes sizes = check_spmm_tie_count(rowptr, col, weight, x, out, grad);
+  Tensor result = fast_empty(x, {sizes.csr.rows, sizes.width},
+                             grad ? sizes.type : accumulator_type(sizes.type));
   cuda::RowSweep p = sweep_of(sizes, rowptr, col, std::nullopt, weight, x, items, config);
   p.x = x.const_data_ptr();
   p.x_stride = row_stride("x", x, sizes);
   p.own = out.const_data_ptr();
   p.own_stride = out.stride(0);
-  p.out = count.mutable_data_ptr();
-  p.out_dtype = sizes.dtype == Dtype::kFloat64 ? Dtype::kFloat64 : Dtype::kFloat32;
+  p.zero_wins = zero_wins;
+  p.out = result.mutable_data_ptr();
+  if (grad) {
+    p.self = grad->const_data_ptr();
+    p.self_stride = grad->stride(0);
+  } else {
+    p.out_dtype = sizes.dtype == Dtype::kFloat64 ? Dtype::kFloat64 : Dtype::kFloat32;
+  }
   run("spmm_tie_count", cuda::RowOp::kTieCount, p, sizes, x);
-  return count;
+  return result;
 }
 
 Tensor spmm_tie_backward(const Tensor& rowptr, const Tensor& col, const OptionalTensor& weight,
@@ -535,8 +543,11 @@ void group(cuda::Grouping& p, const Tensor& like, const Launch& launch) {
   launch.check("group", cuda::group(p, launch.stream()));
 }
 
-std::tuple<int64_t, Tensor, Tensor, OptionalTensor, OptionalTensor, OptionalTensor> from_coo(
-    const Tensor& dst, const Tensor& src, int64_t num_dst, int64_t num_src, bool wide) {
+using FromCoo = std::tuple<int64_t, Tensor, Tensor, OptionalTensor, OptionalTensor, OptionalTensor,
+                           OptionalTensor, OptionalTensor, OptionalTensor>;
+
+FromCoo from_coo(const Tensor& dst, const Tensor& src, int64_t num_dst, int64_t num_src, bool wide,
+                 bool both) {
   check_from_coo(dst, src, num_dst, num_src, wide);
   STD_TORCH_CHECK(dst.scalar_type() == src.scalar_type(), "dst is ", dst.scalar_type(),
                   " but src is ", src.scalar_type(), ", expected one type");
@@ -545,18 +556,28 @@ std::tuple<int64_t, Tensor, Tensor, OptionalTensor, OptionalTensor, OptionalTens
   const Launch launch(dst);
   Tensor own_dst = fast_empty(dst, {edges}, type), own_src = fast_empty(dst, {edges}, type);
   cuda::Grouping grouping = grouping_of(own_dst, own_src, num_dst);
+  cuda::Grouping transposed = grouping_of(own_src, own_dst, num_src);
   const bool counted = cuda::can_count(grouping);
-  Tensor scratch =
-      fast_empty(dst, {counted ? cuda::counting_bytes(grouping) / 8 + 1 : 1}, ScalarType::Long);
-  grouping.scratch = scratch.mutable_data_ptr();
+  both = both && counted && cuda::can_count(transposed);
+  const int64_t bytes = both      ? cuda::counting_bytes(grouping, transposed)
+                        : counted ? cuda::counting_bytes(grouping)
+                                  : int64_t(sizeof(int64_t));
+  Tensor scratch = fast_empty(dst, {bytes / 8 + 1}, ScalarType::Long);
   // Of guessed sizes that bad edges have made absurd, no memory is asked for before these are
   // known.
-  OptionalTensor rowptr;
-  const auto allocate = [&] {
-    rowptr = fast_empty(dst, {num_dst + 1}, type);
-    grouping.rowptr = rowptr->mutable_data_ptr();
+  OptionalTensor rowptr, col, perm, rowptr_t, col_t, perm_t;
+  const auto rows_of = [&](OptionalTensor& of, cuda::Grouping& p) {
+    of = fast_empty(dst, {p.rows + 1}, type);
+    p.rowptr = of->mutable_data_ptr();
   };
-  if (counted) allocate();
+  const auto columns_of = [&](OptionalTensor& of, OptionalTensor& from, cuda::Grouping& p) {
+    of = fast_empty(dst, {edges}, type);
+    from = fast_empty(dst, {edges}, type);
+    p.col = of->mutable_data_ptr();
+    p.perm = from->mutable_data_ptr();
+  };
+  if (counted) rows_of(rowptr, grouping);
+  if (both) rows_of(rowptr_t, transposed);
   cuda::CheckCoo p{dst.scalar_type() == ScalarType::Long, wide};
   p.dst = dst.const_data_ptr();
   p.src = src.const_data_ptr();
@@ -567,28 +588,29 @@ std::tuple<int64_t, Tensor, Tensor, OptionalTensor, OptionalTensor, OptionalTens
   p.num_src = num_src;
   p.own_dst = own_dst.mutable_data_ptr();
   p.own_src = own_src.mutable_data_ptr();
-  p.fact = grouping.scratch;
+  p.fact = scratch.mutable_data_ptr();
   p.grouping = counted ? &grouping : nullptr;
+  p.transposed = both ? &transposed : nullptr;
   launch.check("from_coo", cuda::check_coo(p, launch.stream()));
+  if (both) {  // needs no answer, so the device has work while the host waits for one
+    columns_of(col_t, perm_t, transposed);
+    launch.check("from_coo", cuda::finish_grouping(transposed, launch.stream()));
+  }
   const cuda::CooFacts facts = cuda::read_fact(item(first_of(scratch)));
-  if (facts.first_bad >= 0) return {facts.first_bad, own_dst, own_src, {}, {}, {}};
-  if (!counted) allocate();
-  if (facts.sorted) {
-    if (!counted) {
-      launch.check("from_coo", cuda::find_rowptr(wide, p.own_dst, edges, num_dst, grouping.rowptr,
-                                                 launch.stream()));
+  if (facts.first_bad >= 0) return {facts.first_bad, own_dst, own_src, {}, {}, {}, {}, {}, {}};
+  if (!counted) rows_of(rowptr, grouping);
+  if (!facts.sorted) {
+    columns_of(col, perm, grouping);
+    if (counted) {
+      launch.check("from_coo", cuda::finish_grouping(grouping, launch.stream()));
+    } else {
+      group(grouping, dst, launch);
     }
-    return {-1, own_dst, own_src, rowptr, {}, {}};
+  } else if (!counted) {
+    launch.check("from_coo", cuda::find_rowptr(wide, p.own_dst, edges, num_dst, grouping.rowptr,
+                                               launch.stream()));
   }
-  Tensor col = fast_empty(dst, {edges}, type), perm = fast_empty(dst, {edges}, type);
-  grouping.col = col.mutable_data_ptr();
-  grouping.perm = perm.mutable_data_ptr();
-  if (counted) {
-    launch.check("from_coo", cuda::finish_grouping(grouping, launch.stream()));
-  } else {
-    group(grouping, dst, launch);
-  }
-  return {-1, own_dst, own_src, rowptr, col, perm};
+  return {-1, own_dst, own_src, rowptr, col, perm, rowptr_t, col_t, perm_t};
 }
 
 std::tuple<Tensor, Tensor, Tensor> transpose(const Tensor& dst, const Tensor& src,

@@ -44,10 +44,11 @@ STABLE_TORCH_LIBRARY(gnn_spmm_plugin, m) {
   m.def(
       "_spmm_arg_backward(Tensor rowptr, Tensor col, Tensor? perm, Tensor? weight, Tensor grad, "
       "Tensor arg, Tensor? items, int[] config) -> Tensor");
-  // How many messages of the row equal out.
+  // How many messages of the row equal out, and one more if zero_wins and that is 0; in the type of
+  // sums. With grad: instead of that, grad divided by it, of x's type.
   m.def(
       "_spmm_tie_count(Tensor rowptr, Tensor col, Tensor? weight, Tensor x, Tensor out, "
-      "Tensor? items, int[] config) -> Tensor");
+      "Tensor? items, int[] config, Tensor? grad=None, bool zero_wins=False) -> Tensor");
   // On the transposed graph: sum of weight * grad[col] where the edge's message equals out[col].
   m.def(
       "_spmm_tie_backward(Tensor rowptr, Tensor col, Tensor? weight, Tensor grad, Tensor x, "
@@ -94,11 +95,13 @@ STABLE_TORCH_LIBRARY(gnn_spmm_plugin, m) {
   m.def("_edge_softmax_backward(Tensor rowptr, Tensor? perm, Tensor p, Tensor grad) -> Tensor");
   // The CSR of an edge list. Returns the first position with an index out of range (then nothing
   // else means anything) or -1; copies of dst and src; rowptr, col and perm, the last two only
-  // where dst decreases somewhere: else col is the copy of src, which no two results may share. All
-  // int64 if wide, else int32.
+  // where dst decreases somewhere: else col is the copy of src, which no two results may share. If
+  // both, and there are so few that the host decides how long it takes, also what _transpose
+  // returns. All int64 if wide, else int32.
   m.def(
-      "_from_coo(Tensor dst, Tensor src, SymInt num_dst, SymInt num_src, bool wide) "
-      "-> (int, Tensor, Tensor, Tensor?, Tensor?, Tensor?)");
+      "_from_coo(Tensor dst, Tensor src, SymInt num_dst, SymInt num_src, bool wide, "
+      "bool both=False) -> (int, Tensor, Tensor, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, "
+      "Tensor?)");
   // rowptr, col and perm of the transposed graph, from those copies.
   m.def("_transpose(Tensor dst, Tensor src, SymInt num_src) -> (Tensor, Tensor, Tensor)");
   // 1 / max(entries of the row, 1), [rows] float32 or float64.

@@ -332,11 +332,12 @@ inline Sizes check_spmm_arg_backward(const Tensor& rowptr, const Tensor& col,
 }
 
 inline Sizes check_spmm_tie_count(const Tensor& rowptr, const Tensor& col,
-                                  const OptionalTensor& weight, const Tensor& x,
-                                  const Tensor& out) {
+                                  const OptionalTensor& weight, const Tensor& x, const Tensor& out,
+                                  const OptionalTensor& grad) {
   Sizes s = check_features("x", x, check_csr(rowptr, col, std::nullopt), rowptr);
   s.heads = check_weight(weight, s.csr, s.width, s.type, rowptr);
   check_matrix("out", out, s.csr.rows, s.width, s.type, rowptr);
+  if (grad) check_matrix("grad", *grad, s.csr.rows, s.width, s.type, rowptr);
   return s;
 }
 

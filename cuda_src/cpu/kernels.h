@@ -49,6 +49,7 @@ struct Problem {
   bool mean = false;
   bool relu = false;
   bool minimum = false;
+  bool zero_wins = false;                // of spmm_tie_count: 0 is one more of those that attain it
   double slope = 0;                      // of a leaky ReLU, below 0
   void* result = nullptr;                // contiguous
   Dtype result_dtype = Dtype::kFloat32;  // of spmm; the others know theirs

@@ -334,7 +334,7 @@ struct ArgBackwardMessage : MessageBase {
   }
 };
 
-// How many messages of the row equal its maximum or minimum.
+// How many messages of the row equal its maximum or minimum; or the share of each in the gradient.
 template <typename B>
 struct TieCountMessage : MessageBase {
   using T = typename B::T;
@@ -342,6 +342,7 @@ struct TieCountMessage : MessageBase {
   const B& block;
   Rows<B> x{block, block.problem.x};
   Rows<B> all_out{block, block.problem.out};
+  Rows<B> all_grad{block, block.problem.grad};
   Factors<T> weights = edge_weights(block);
   const T* out = nullptr;
   const T* features = nullptr;
@@ -361,7 +362,20 @@ struct TieCountMessage : MessageBase {
   }
   template <typename R>
   GSP_HD void finish(int64_t row, int64_t, int64_t, const R& reducer, int k) const {
-    store_sum<Accumulator<T>>(block, row, reducer, k);
+    using Value = typename B::Value;
+    const Problem& p = block.problem;
+    Value count = reducer.value;
+    if (p.zero_wins) {
+      const Value best = load<B::kLanes>(all_out[row] + block.offset(k));
+      count += best == Value{} ? Value{} + 1 : Value{};
+    }
+    const int64_t at = row * p.width + block.column(k);
+    if (p.grad.data == nullptr) {
+      store<B::kLanes>(static_cast<Accumulator<T>*>(p.result) + at, count);
+    } else {
+      const Value share = load<B::kLanes>(all_grad[row] + block.offset(k)) / count;
+      store<B::kLanes>(static_cast<T*>(p.result) + at, share);
+    }
   }
 };
 

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <utility>
 
 #include "cuda/coo.cuh"
 #include "cuda/launch.h"
@@ -12,22 +13,15 @@ unsigned some_blocks(int64_t threads) {
   return blocks_of(std::min<int64_t>(threads, 4096 * kThreads));
 }
 
-// The scratch of a grouping by counting.
-struct Counts {
-  explicit Counts(const Grouping& p)
-      : fact(static_cast<Fact*>(p.scratch)),
-        count(reinterpret_cast<int*>(fact + 1)),
-        rank(count + p.rows),
-        slot(rank + p.edges) {}
-  Fact* fact;  // of check_coo, cleared together with `count`
-  int* count;
-  int* rank;
-  int* slot;
-};
+Counted counted(const Grouping* p) {
+  if (p == nullptr) return {nullptr, 0, nullptr};
+  return {p->count, int(p->rows), static_cast<int*>(p->rowptr)};
+}
 
-cudaError_t scan(const Grouping& p, cudaStream_t stream) {
-  GSP_LAUNCH(scan_counts, unsigned(p.rows / (kThreads * kScanRows) + 1), stream, Counts(p).count,
-             int(p.rows), static_cast<int*>(p.rowptr));
+cudaError_t scan(const Grouping& p, const Grouping* other, cudaStream_t stream) {
+  const int64_t rows = std::max(p.rows, other != nullptr ? other->rows : 0);
+  const dim3 grid(unsigned(rows / (kThreads * kScanRows) + 1), other != nullptr ? 2 : 1);
+  GSP_LAUNCH(scan_counts, grid, stream, counted(&p), counted(other));
   return cudaGetLastError();
 }
 
@@ -36,8 +30,9 @@ void check(const CheckCoo& p, cudaStream_t stream) {
   GSP_LAUNCH((check_coo<Key, Index>), some_blocks(p.edges), stream, static_cast<const Key*>(p.dst),
              static_cast<const Key*>(p.src), p.dst_stride, p.src_stride, p.edges, p.num_dst,
              p.num_src, static_cast<Index*>(p.own_dst), static_cast<Index*>(p.own_src),
-             static_cast<Fact*>(p.fact), p.grouping ? Counts(*p.grouping).count : nullptr,
-             p.grouping ? Counts(*p.grouping).rank : nullptr);
+             static_cast<Fact*>(p.fact), p.grouping ? p.grouping->count : nullptr,
+             p.grouping ? p.grouping->rank : nullptr, p.transposed ? p.transposed->count : nullptr,
+             p.transposed ? p.transposed->rank : nullptr);
 }
 
 template <typename Index, typename Scalar>
@@ -57,15 +52,16 @@ void compare_as(const Compare& p, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t check_coo(const CheckCoo& p, cudaStream_t stream) {
-  const size_t counts = p.grouping != nullptr ? p.grouping->rows * sizeof(int) : 0;
-  const cudaError_t error = cudaMemsetAsync(p.fact, 0, sizeof(Fact) + counts, stream);
+  int64_t zeros = sizeof(Fact);
+  if (p.grouping != nullptr) zeros = share_scratch(p.fact, *p.grouping, p.transposed);
+  const cudaError_t error = cudaMemsetAsync(p.fact, 0, size_t(zeros), stream);
   if (error != cudaSuccess || p.edges == 0) return error;
   if (p.wide_index) {
     p.wide_key ? check<int64_t, int64_t>(p, stream) : check<int, int64_t>(p, stream);
   } else {
     p.wide_key ? check<int64_t, int>(p, stream) : check<int, int>(p, stream);
   }
-  return p.grouping != nullptr ? scan(*p.grouping, stream) : cudaGetLastError();
+  return p.grouping != nullptr ? scan(*p.grouping, p.transposed, stream) : cudaGetLastError();
 }
 
 CooFacts read_fact(int64_t fact) {
@@ -112,23 +108,41 @@ int64_t counting_bytes(const Grouping& p) {
   return int64_t(sizeof(Fact)) + (p.rows + 2 * p.edges) * int64_t(sizeof(int));
 }
 
+int64_t counting_bytes(const Grouping& p, const Grouping& other) {
+  return counting_bytes(p) + (other.rows + other.edges) * int64_t(sizeof(int));
+}
+
+int64_t share_scratch(void* scratch, Grouping& p, Grouping* other) {
+  // What starts as 0 first; the slots of one are done with before the other needs them.
+  int* next = reinterpret_cast<int*>(static_cast<Fact*>(scratch) + 1);
+  const auto take = [&next](int64_t size) { return std::exchange(next, next + size); };
+  p.count = take(p.rows);
+  if (other != nullptr) other->count = take(other->rows);
+  const auto zeros = reinterpret_cast<char*>(next) - static_cast<char*>(scratch);
+  p.rank = take(p.edges);
+  if (other != nullptr) other->rank = take(p.edges);
+  p.slot = take(p.edges);
+  if (other != nullptr) other->slot = p.slot;
+  return zeros;
+}
+
 cudaError_t finish_grouping(const Grouping& p, cudaStream_t stream) {
   const auto *key = static_cast<const int*>(p.key), *rowptr = static_cast<const int*>(p.rowptr);
-  const Counts counts(p);
   const int edges = int(p.edges);
-  GSP_LAUNCH(deal_edges, blocks_of(edges), stream, key, counts.rank, rowptr, edges, counts.slot);
+  GSP_LAUNCH(deal_edges, blocks_of(edges), stream, key, p.rank, rowptr, edges, p.slot);
   GSP_LAUNCH(order_rows, blocks_of(edges), stream, key, static_cast<const int*>(p.other), rowptr,
-             counts.slot, edges, static_cast<int*>(p.perm), static_cast<int*>(p.col));
+             p.slot, edges, static_cast<int*>(p.perm), static_cast<int*>(p.col));
   return cudaGetLastError();
 }
 
-cudaError_t group_by_counting(const Grouping& p, cudaStream_t stream) {
-  const Counts counts(p);
-  cudaError_t error = cudaMemsetAsync(counts.count, 0, p.rows * sizeof(int), stream);
+cudaError_t group_by_counting(const Grouping& given, cudaStream_t stream) {
+  Grouping p = given;
+  const int64_t zeros = share_scratch(p.scratch, p, nullptr);
+  cudaError_t error = cudaMemsetAsync(p.scratch, 0, size_t(zeros), stream);
   if (error != cudaSuccess) return error;
   GSP_LAUNCH(count_keys, blocks_of(p.edges), stream, static_cast<const int*>(p.key), int(p.edges),
-             counts.count, counts.rank);
-  error = scan(p, stream);
+             p.count, p.rank);
+  error = scan(p, nullptr, stream);
   return error == cudaSuccess ? finish_grouping(p, stream) : error;
 }
 

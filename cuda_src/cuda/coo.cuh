@@ -13,22 +13,24 @@ using Fact = unsigned long long;
 constexpr Fact kUnsorted = Fact(1) << 62;
 
 // `fact` starts as 0. The copies of indices that are out of range mean nothing, but are in range
-// themselves. With `count`, zeros, it also does what count_keys does: before the answer is known.
+// themselves. With `count`, zeros, it also does what count_keys does, before the answer is known:
+// by row, and with `count_t` by column.
 template <typename Key, typename Index>
 __global__ void __launch_bounds__(kThreads)
     check_coo(const Key* dst, const Key* src, int64_t dst_stride, int64_t src_stride, int64_t edges,
               int64_t num_dst, int64_t num_src, Index* own_dst, Index* own_src, Fact* fact,
-              int* count, int* rank) {
+              int* count, int* rank, int* count_t, int* rank_t) {
   const int64_t step = int64_t(gridDim.x) * kThreads;
   bool falls = false;
   for (int64_t j = int64_t(blockIdx.x) * kThreads + threadIdx.x; j < edges; j += step) {
     const int64_t d = dst[j * dst_stride], s = src[j * src_stride];
     const bool good = d >= 0 && d < num_dst && s >= 0 && s < num_src;
-    const Index row = good ? Index(d) : Index(0);
+    const Index row = good ? Index(d) : Index(0), column = good ? Index(s) : Index(0);
     own_dst[j] = row;
-    own_src[j] = good ? Index(s) : Index(0);
+    own_src[j] = column;
     if (!good) atomicMax(fact, ~Fact(j));
     if (count != nullptr) rank[j] = atomicAdd(&count[row], 1);
+    if (count_t != nullptr) rank_t[j] = atomicAdd(&count_t[column], 1);
     falls |= j > 0 && int64_t(dst[(j - 1) * dst_stride]) > d;
   }
   if (__syncthreads_or(falls) && threadIdx.x == 0) atomicOr(fact, kUnsorted);
@@ -121,11 +123,22 @@ inline __device__ int scan_block(int value, int* sums, int& total) {
   return before;
 }
 
-// rowptr from the number of edges of each row. Every block adds up all counts before its own:
-// cheaper than another launch while they are few.
-__global__ void __launch_bounds__(kThreads) scan_counts(const int* count, int rows, int* rowptr) {
+struct Counted {
+  const int* count;  // [rows]
+  int rows;
+  int* rowptr;
+};
+
+// rowptr from the number of edges of each row, for up to two groupings, by y. Every block adds up
+// all counts before its own: cheaper than another launch while they are few.
+__global__ void __launch_bounds__(kThreads) scan_counts(Counted one, Counted two) {
   __shared__ int sums[kWarps];
+  const Counted p = blockIdx.y == 0 ? one : two;
+  const int* count = p.count;
+  const int rows = p.rows;
+  int* rowptr = p.rowptr;
   const int first = int(blockIdx.x) * kThreads * kScanRows;
+  if (first > rows) return;  // this one of the two has fewer
   int earlier = 0;
   for (int i = int(threadIdx.x); i < first; i += kThreads) earlier += count[i];
   int begin = 0;  // of this block's rows

@@ -51,6 +51,7 @@ struct RowSweep : SumEnd {
   const void* edge = nullptr;  // a row an edge, in the caller's order
   void* out_edge = nullptr;    // as `edge`, or null
   bool minimum = false;        // of extrema: not the maximum
+  bool zero_wins = false;      // of a count of ties: 0 is one more
   void* out_arg = nullptr;     // of extrema, or null
   int64_t x_stride = 0, other_stride = 0, own_stride = 0, edge_stride = 0;
   int64_t rows = 0, edges = 0, cols = 0;
@@ -182,6 +183,10 @@ struct Grouping {
   void* perm = nullptr;
   void* scratch = nullptr;
   int64_t scratch_bytes = 0;
+  // For counting, in scratch: edges of each row [rows], then [edges] without meaning afterwards.
+  int* count = nullptr;
+  int* rank = nullptr;
+  int* slot = nullptr;
 };
 
 cudaError_t group_bytes(const Grouping& p, int64_t* bytes);  // that `scratch` must have
@@ -192,6 +197,11 @@ constexpr int64_t kMaxCounted = 1 << 18;  // edges, and rows
 bool can_count(const Grouping& p);
 int64_t counting_bytes(const Grouping& p);
 cudaError_t group_by_counting(const Grouping& p, cudaStream_t stream);
+
+// The two directions of one edge list share a scratch of so many bytes, one after the other where
+// they can. Sets where in it each finds its own; returns how many bytes have to start as 0.
+int64_t counting_bytes(const Grouping& p, const Grouping& other);
+int64_t share_scratch(void* scratch, Grouping& p, Grouping* other);
 
 // An edge list that is checked, and copied in the index type. `fact`, one word on the device, is
 // what `read_fact` reads.
@@ -205,8 +215,10 @@ struct CheckCoo {
   void* own_dst = nullptr;
   void* own_src = nullptr;
   void* fact = nullptr;
-  const Grouping* grouping =
-      nullptr;  // by own_dst, to be begun on the way: then fact is its scratch
+  // By own_dst and by own_src, each to be begun on the way, where fact is the scratch that they
+  // share.
+  Grouping* grouping = nullptr;
+  Grouping* transposed = nullptr;
 };
 
 struct CooFacts {
@@ -216,7 +228,8 @@ struct CooFacts {
 
 cudaError_t check_coo(const CheckCoo& p, cudaStream_t stream);
 CooFacts read_fact(int64_t fact);
-cudaError_t finish_grouping(const Grouping& p, cudaStream_t stream);  // that check_coo has begun
+// What check_coo has begun, of good edges or not.
+cudaError_t finish_grouping(const Grouping& p, cudaStream_t stream);
 
 // Two vectors of one length; `fact`, one word, becomes 0 where they differ.
 struct Compare {

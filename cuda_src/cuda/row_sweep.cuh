@@ -49,6 +49,7 @@ struct SweepArgs {
   int64_t own_stride;
   int64_t rows;
   acc_t<T> sign;  // of extrema: 1 for maxima, -1 for minima
+  bool zero_wins;
   int width;
   int heads;       // 1 where a weight belongs to all columns
   int head_width;  // columns a head
@@ -533,7 +534,8 @@ struct ArgBackwardOp : AddOp<T, Index, kVec, kFold> {
   }
 };
 
-// Number of messages equal to the extremum of their row (own = the result).
+// Number of messages equal to the extremum of their row (own = the result); where there is a
+// gradient, epilogue.self, what each of them gets of it.
 template <typename T, typename Index, int kVec, int kFold>
 struct TieCountOp : AddOp<T, Index, kVec, kFold> {
   using Base = AddOp<T, Index, kVec, kFold>;
@@ -566,6 +568,29 @@ struct TieCountOp : AddOp<T, Index, kVec, kFold> {
         const Acc m = round_to<T>(e.w[k] * widen<T>(e.x[k].v[i]));
         if (same(m, widen<T>(r.best[k].v[i]))) s.v[k][i] += Acc(1);
       }
+    }
+  }
+  using Merging = TieCountOp;  // which finishes as this one does
+  static __device__ __forceinline__ void finish(const Args& a, State& s, int64_t row,
+                                                int64_t length, const Cols& c) {
+    const Epilogue<T>& e = a.epilogue;
+    if (a.zero_wins) {
+#pragma unroll
+      for (int k = 0; k < kFold; ++k) {
+        if (!c.active[k]) continue;
+        const auto best = load<T, kVec>(a.own + row * a.own_stride + c.at[k]);
+#pragma unroll
+        for (int i = 0; i < kVec; ++i) s.v[k][i] += Acc(widen<T>(best.v[i]) == Acc(0) ? 1 : 0);
+      }
+    }
+    if (e.self == nullptr) return Base::finish(a, s, row, length, c);
+#pragma unroll
+    for (int k = 0; k < kFold; ++k) {
+      if (!c.active[k]) continue;
+      const auto grad = load<T, kVec>(e.self + row * e.self_stride + c.at[k]);
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) s.v[k][i] = widen<T>(grad.v[i]) / s.v[k][i];
+      store_as<T>(e.out, row * e.width + c.at[k], s.v[k]);
     }
   }
 };

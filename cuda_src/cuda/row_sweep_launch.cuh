@@ -38,6 +38,7 @@ SweepArgs<T, Index> typed(const RowSweep& p) {
   a.edge_stride = Index(p.edge_stride * int64_t(sizeof(T)));
   a.own_stride = p.own_stride;
   a.rows = p.rows;
+  a.zero_wins = p.zero_wins;
   a.sign = p.minimum ? acc_t<T>(-1) : acc_t<T>(1);
   a.width = p.width;
   a.heads = p.heads > 0 ? p.heads : 1;

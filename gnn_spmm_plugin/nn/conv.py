@@ -313,12 +313,11 @@ def swaps(lin: Any, x: Tensor) -> bool:
     return not torch.is_autocast_enabled(x.device.type)
 
 
-def transforms_first(lin: Any, x: Tensor) -> bool:
-    """Whether the product with a graph is cheaper after `lin` than before: by the columns it has, in both directions.
+def transforms_first(weight: Tensor, x: Tensor) -> bool:
+    """Whether the product with a graph is cheaper after `x` is multiplied by `weight` than before: by its columns.
 
-    What comes out of `lin` has a gradient in training, what goes in perhaps not.
+    Those of both directions: what comes out has a gradient in training, what goes in perhaps not.
     """
-    weight = lin.weight
     width_out, width_in = weight.shape
     if torch.is_grad_enabled() and not x.requires_grad and weight.requires_grad:
         width_out *= 2

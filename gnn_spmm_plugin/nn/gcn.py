@@ -98,7 +98,7 @@ class GCNConv(SpMMConv):
         return F.linear(self._product(x, x.dtype, edge_index, edge_weight, None), self.lin.weight, self.bias)
 
     def _transforms_first(self, x: Tensor) -> bool:
-        return not self._one("sum", "mean") or not swaps(self.lin, x) or transforms_first(self.lin, x)
+        return not self._one("sum", "mean") or not swaps(self.lin, x) or transforms_first(self.lin.weight, x)
 
     def _product(
         self, x: Tensor, dtype: torch.dtype, adjacency: Any, edge_weight: Tensor | None, bias: Tensor | None

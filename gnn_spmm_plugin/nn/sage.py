@@ -98,7 +98,7 @@ class SAGEConv(SpMMConv):
         if self.project:
             x = (self.lin(x[0]).relu(), x[1])
         lin, root = self.lin_l, self.lin_r(root) if self.root_weight and root is not None else None
-        if self._one("sum", "mean") and swaps(lin, x[0]) and transforms_first(lin, x[0]):
+        if self._one("sum", "mean") and swaps(lin, x[0]) and transforms_first(lin.weight, x[0]):
             x = (F.linear(x[0], lin.weight), x[1])
             out = self._propagate_and_add(edge_index, size, x, root, bias=lin.bias)
         else:

@@ -16,39 +16,64 @@ constexpr emu::Order kOrders[] = {emu::Order::kForward, emu::Order::kReverse,
 
 // ---- Checking and copying
 
-// The same check with the grouping begun on the way: whatever the indices, nothing is written
-// elsewhere.
-void check_begun(CheckCoo p, Grouping grouping, const CooFacts& facts) {
-  const auto edges = size_t(p.edges);
-  Buffer<int> rowptr(size_t(p.num_dst + 1), 1, kUnwritten), col(edges), perm(edges);
-  Buffer<int64_t> scratch(size_t(counting_bytes(grouping) + 7) / 8, 1, kUnwritten);
-  grouping.rowptr = rowptr.data();
-  grouping.col = col.data();
-  grouping.perm = perm.data();
-  p.fact = grouping.scratch = scratch.data();
-  p.grouping = &grouping;
+// One direction of an edge list, with room for the CSR.
+struct Direction {
+  Direction(const int* key, const int* other, int64_t edges, int64_t rows)
+      : rowptr(size_t(rows + 1), 1, kUnwritten), col{size_t(edges)}, perm{size_t(edges)} {
+    p.key = key;
+    p.other = other;
+    p.edges = edges;
+    p.rows = rows;
+    p.rowptr = rowptr.data();
+    p.col = col.data();
+    p.perm = perm.data();
+  }
+  Grouping p{false};
+  Buffer<int> rowptr, col, perm;
+
+  void finish(const char* what) {
+    expect(finish_grouping(p, nullptr) == cudaSuccess, "%s: a launch failed", what);
+    expect(rowptr[p.rows] == p.edges, "%s of %d, begun: %d counted", what, int(p.edges),
+           int(rowptr[p.rows]));
+  }
+  void check(const char* what) const {
+    const auto *key = static_cast<const int*>(p.key), *other = static_cast<const int*>(p.other);
+    for (int64_t r = 0; r < p.rows; ++r) {
+      for (int i = rowptr[r]; i < rowptr[r + 1]; ++i) {
+        expect(key[perm[i]] == r && (i == rowptr[r] || perm[i - 1] < perm[i]),
+               "%s of %d, begun: place %d", what, int(p.edges), i);
+        expect(col[i] == other[perm[i]], "%s of %d, begun: column %d", what, int(p.edges), i);
+      }
+    }
+  }
+};
+
+// The same check with the grouping begun on the way, or with that of both directions: whatever the
+// indices, nothing is written elsewhere.
+void check_begun(CheckCoo p, bool both, const CooFacts& facts) {
+  const auto *dst = static_cast<const int*>(p.own_dst), *src = static_cast<const int*>(p.own_src);
+  Direction rows(dst, src, p.edges, p.num_dst), columns(src, dst, p.edges, p.num_src);
+  const int64_t bytes = both ? counting_bytes(rows.p, columns.p) : counting_bytes(rows.p);
+  Buffer<int64_t> scratch(size_t(bytes + 7) / 8, 1, kUnwritten);
+  p.fact = scratch.data();
+  p.grouping = &rows.p;
+  p.transposed = both ? &columns.p : nullptr;
   expect(check_coo(p, nullptr) == cudaSuccess, "check_coo: a launch failed");
+  if (both) columns.finish("the transpose");  // first, as an operator does
   const CooFacts found = read_fact(scratch[0]);
   expect(found.first_bad == facts.first_bad, "check_coo of %d, begun: first bad edge %d",
          int(p.edges), int(found.first_bad));
-  expect(finish_grouping(grouping, nullptr) == cudaSuccess, "finish_grouping: a launch failed");
-  expect(rowptr[p.num_dst] == p.edges, "check_coo of %d, begun: %d counted", int(p.edges),
-         int(rowptr[p.num_dst]));
+  rows.finish("check_coo");
   if (facts.first_bad >= 0) return;
   expect(found.sorted == facts.sorted, "check_coo of %d, begun: sorted is %d", int(p.edges),
          int(found.sorted));
-  const auto* key = static_cast<const int*>(grouping.key);
-  for (int64_t r = 0; r < p.num_dst; ++r) {
-    for (int i = rowptr[r]; i < rowptr[r + 1]; ++i) {
-      expect(key[perm[i]] == r && (i == rowptr[r] || perm[i - 1] < perm[i]),
-             "check_coo of %d, begun: place %d", int(p.edges), i);
-    }
-  }
+  rows.check("check_coo");
+  if (both) columns.check("the transpose");
 }
 
 template <typename Key, typename Index>
-void check_list(int64_t edges, int64_t stride, std::vector<int64_t> bad, bool sorted) {
-  const int64_t num_dst = 50, num_src = 30;
+void check_list(int64_t edges, int64_t stride, std::vector<int64_t> bad, bool sorted,
+                int64_t num_dst = 50, int64_t num_src = 30) {
   const auto size = size_t(edges == 0 ? 0 : (edges - 1) * stride + 1);
   Buffer<Key> dst(size), src(size);
   for (int64_t j = 0; j < edges; ++j) {
@@ -76,15 +101,15 @@ void check_list(int64_t edges, int64_t stride, std::vector<int64_t> bad, bool so
     p.own_src = own_src.data();
     p.fact = fact.data();
     Grouping grouping{sizeof(Index) == 8};
-    grouping.key = p.own_dst;
-    grouping.other = p.own_src;
     grouping.edges = edges;
     grouping.rows = num_dst;
     expect(check_coo(p, nullptr) == cudaSuccess, "check_coo: the launch failed");
     const CooFacts facts = read_fact(fact[0]);
     expect(facts.first_bad == first, "check_coo of %d: first bad edge %d, expected %d", int(edges),
            int(facts.first_bad), int(first));
-    if (can_count(grouping)) check_begun(p, grouping, facts);
+    for (const bool both : {false, true}) {
+      if (can_count(grouping)) check_begun(p, both, facts);
+    }
     if (first >= 0) continue;
     expect(facts.sorted == sorted, "check_coo of %d: sorted is %d, expected %d", int(edges),
            int(facts.sorted), int(sorted));
@@ -107,6 +132,10 @@ void test_list() {
   check_list<int64_t, int>(300, 1, {256}, false);
   check_list<int64_t, int64_t>(300, 2, {}, true);
   check_list<int64_t, int>(513, 1, {}, false);
+  // Of the two directions one has many blocks of rows, the other a single one.
+  check_list<int64_t, int>(900, 1, {}, true, 5000, 3);
+  check_list<int64_t, int>(900, 1, {17}, false, 3, 5000);
+  check_list<int, int>(900, 1, {}, false, 1024, 2048);
 }
 
 // ---- Comparing

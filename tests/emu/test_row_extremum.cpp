@@ -181,6 +181,27 @@ void check_tie_count(const char* name, const Shape& shape, int width, Options wi
              int(r), int(f), got, count);
     }
   }
+  // With a gradient: the share in it of each of them, and of 0 where that takes part.
+  Matrix<T> grad(g.rows, width, 3 * with.layout.pad);
+  grad.fill([](int64_t, int64_t) { return uniform(); });
+  p.self = grad.data.data();
+  p.self_stride = grad.stride;
+  for (const bool zero_wins : {false, true}) {
+    p.zero_wins = zero_wins;
+    const auto shares = sweep<T, Index, T>(name, p, false, g, shape, launcher);
+    for (const auto& results : shares) {
+      for (int64_t i = 0; i < g.rows * width; ++i) {
+        const int64_t r = i / width, f = i % width;
+        const acc_t<T> zero = acc_t<T>(zero_wins && widen<T>(best.at(r, f)) == acc_t<T>(0) ? 1 : 0);
+        const acc_t<T> count = all[0]->out[i] + zero;
+        if (count == acc_t<T>(0)) continue;  // of no edges: anything
+        const T want = narrow<T>(widen<T>(grad.at(r, f)) / count);
+        expect(widen<T>(results->out[i]) == widen<T>(want),
+               "%s, width %d: row %d, column %d: got a share of %g, expected %g", name, width,
+               int(r), int(f), double(widen<T>(results->out[i])), double(widen<T>(want)));
+      }
+    }
+  }
 }
 
 template <typename T, typename Index = int>

@@ -135,7 +135,7 @@ def _general(layer: Any, x: Any, edge_index: Any, edge_attr: Any = None, size: A
         return NotImplemented
     reduce = direct._reduction(layer) or "sum"
     lin = layer.lin_msg
-    if transforms_first(lin, source):
+    if transforms_first(lin.weight, source):
         out = _product(graph, F.linear(source, lin.weight), None, reduce)
     else:
         out = F.linear(_product(graph, source, None, reduce), lin.weight)

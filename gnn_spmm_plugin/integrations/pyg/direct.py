@@ -34,19 +34,23 @@ from ...kernels import DTYPES
 from ...nn.conv import swaps, transforms_first
 from ...normalize import gcn_norm
 from . import aggregate
+from .convolved import convolved, watched
 from .lazy import PLAIN
 from .records import record_of
 
-_HOOKS = operator.itemgetter(
-    *(f"_{where}_forward_{when}" for where in ("propagate", "message", "aggregate") for when in ("pre_hooks", "hooks"))
+#: Where a layer keeps hooks on parts of its work.
+LAYER_HOOKS = tuple(
+    f"_{where}_forward_{when}" for where in ("propagate", "message", "aggregate") for when in ("pre_hooks", "hooks")
 )
+_HOOKS = operator.itemgetter(*LAYER_HOOKS)
 #: Methods that decide about messages. The four classes have PyG's; a layer with one of its own is let alone.
 _DECIDING = (
     *("message", "aggregate", "update", "message_and_aggregate", "edge_update", "explain_message"),
     *("_check_input", "_set_size", "_lift", "_index_select"),
 )
 _METHODS = operator.attrgetter(*_DECIDING)
-_OWN = frozenset((*_DECIDING, "propagate", "_index_select_safe", "forward"))
+#: What a layer has none of by itself, only its class.
+OWN = frozenset((*_DECIDING, "propagate", "_index_select_safe", "forward"))
 
 
 def _stock(cls: type) -> tuple[Any, ...]:
@@ -62,9 +66,9 @@ def _unchanged(layer: Any) -> bool:
     """Whether `layer` is what PyG made it, and nobody looks at its messages."""
     cls, own = type(layer), layer.__dict__
     if torch.compiler.is_compiling():  # PyG itself runs no hooks there; in terms that dynamo knows
-        known = not any(name in own for name in _OWN) and _STOCK[cls] == tuple([getattr(cls, n) for n in _DECIDING])
+        known = not any(name in own for name in OWN) and _STOCK[cls] == tuple([getattr(cls, n) for n in _DECIDING])
     else:
-        known = not any(_HOOKS(own)) and _OWN.isdisjoint(own) and _METHODS(cls) == _STOCK[cls]
+        known = not any(_HOOKS(own)) and OWN.isdisjoint(own) and _METHODS(cls) == _STOCK[cls]
     return (
         known
         and cls.propagate is getattr(cls, "_jinja_propagate", None)
@@ -83,12 +87,14 @@ def _reduction(layer: Any) -> str | None:
 
 
 def _features(x: Any) -> bool:
+    """Whether there are kernels for `x`."""
     if type(x) not in PLAIN or x.dim() != 2 or x.dtype not in DTYPES or x.layout != torch.strided:
         return False
     return (_native.cpu_error if x.device.type == "cpu" else _native.cuda_error) is None and (x.is_cuda or x.is_cpu)
 
 
 def _edges(edge_index: Any, weight: Any, x: Tensor) -> bool:
+    """Whether these are a plain edge list, and weights of its edges or None, beside `x`."""
     if type(edge_index) is not Tensor or edge_index.dim() != 2 or edge_index.shape[0] != 2:
         return False
     if edge_index.dtype not in (torch.int32, torch.int64) or edge_index.layout != torch.strided:
@@ -195,21 +201,29 @@ def _gcn(layer: Any, x: Any, edge_index: Any, edge_weight: Any = None) -> Any:
     if place is None:
         return NotImplemented
     dtype = x.dtype if weight is None else weight.dtype  # of the weights, where there are any
+    norm = None
+    if normalize and place.graph is not None:
+        norm = gcn_norm(place.graph, weight, dtype, layer.add_self_loops, layer.improved)
+    name = "normalised sum" if normalize else "sum" if weight is None else "weighted sum"
+    if weight is None:
+        scales = (None, None) if norm is None else (norm.scale, norm.loop)
+        out, first = convolved(place.graph, place.num_dst, x, lin, bias, "sum", scales=scales)
+        if out is not None:
+            _count(layer, name if bias is None or not first else f"{name} + bias")
+            return out
     free = swaps(lin, x) and dtype == x.dtype and (bias is None or bias.dtype == x.dtype)
-    before = free and not transforms_first(lin, x)
+    before = free and not transforms_first(lin.weight, x)
     features, added = (x, None) if before else (lin(x), bias)
     if not normalize:
         out = _sum(place, features, weight, "sum", bias=added)
-    elif place.graph is None:
+    elif norm is None:
         options = {"loops": layer.add_self_loops, "improved": layer.improved, "dtype": dtype}
         out = _opaque(place, features, weight, norm=True, **options)
         out = out if added is None else out + added
     else:
-        norm = gcn_norm(place.graph, weight, dtype, layer.add_self_loops, layer.improved)
         out = norm.product(features, added, dtype, aggregate.policy())
     if before:
         out = F.linear(out, lin.weight, bias)
-    name = "normalised sum" if normalize else "sum" if weight is None else "weighted sum"
     _count(layer, name if added is None else f"{name} + bias")
     return out
 
@@ -263,9 +277,19 @@ def _gin(layer: Any, x: Any, edge_index: Any, size: Any = None) -> Any:
         if own.shape != (place.num_dst, source.shape[1]) or layer.eps.shape != (1,) or own.dtype not in DTYPES:
             return NotImplemented
         scale = 1 + layer.eps
-    out = _sum(place, source, None, reduce, own, scale)
     _count(layer, reduce if own is None else f"{reduce} + self")
-    return layer.nn(out)
+    if scale is not None and own is source and not scale.requires_grad and scale.dtype == source.dtype:
+        # The linear layer that `nn` is, or begins with, belongs to the same step.
+        nn = layer.nn
+        lin, *then = tuple(nn) if type(nn) is torch.nn.Sequential and len(nn) and not watched(nn) else (nn,)
+        out, _ = convolved(
+            place.graph, place.num_dst, source, lin, getattr(lin, "bias", None), reduce, scales=(None, scale)
+        )
+        if out is not None:
+            for module in then:
+                out = module(out)
+            return out
+    return layer.nn(_sum(place, source, None, reduce, own, scale))
 
 
 def _sage(layer: Any, x: Any, edge_index: Any, size: Any = None) -> Any:
@@ -291,14 +315,19 @@ def _two_linear(layer: Any, x: Any, edge_index: Any, weight: Any, size: Any, bef
     source, own, place = found
     if before is not None:
         source = before(source).relu()
+    if weight is None:
+        whole, first = convolved(place.graph, place.num_dst, source, lin, lin.bias, reduce, root, own)
+        if whole is not None:
+            _count(layer, named(reduce, root is not None and own is not None, lin.bias) if first else reduce)
+            return whole
     name = reduce
     free = reduce in ("sum", "mean") and swaps(lin, source) and _promoted(source, weight) == source.dtype
-    if free and transforms_first(lin, source):
+    if free and transforms_first(lin.weight, source):
         h, bias = F.linear(source, lin.weight), lin.bias
         added = None if root is None or own is None else root(own)
         inside = added if added is not None and added.shape == (place.num_dst, h.shape[1]) else None
         out: Any = _sum(place, h, weight, reduce, inside, bias=bias)
-        name += ("" if inside is None else " + root") + ("" if bias is None else " + bias")
+        name = named(reduce, inside is not None, bias)
         added = added if inside is None else None
     else:
         tie = aggregate.tie_rule(source, source.requires_grad or (weight is not None and weight.requires_grad))
@@ -310,6 +339,11 @@ def _two_linear(layer: Any, x: Any, edge_index: Any, weight: Any, size: Any, bef
         added = None if root is None or own is None else root(own)
     _count(layer, name)
     return out if added is None else out + added
+
+
+def named(reduce: str, root: bool, bias: Tensor | None) -> str:
+    """What `report` calls an aggregation that adds these."""
+    return reduce + (" + root" if root else "") + ("" if bias is None else " + bias")
 
 
 # ---------------------------------------------------------------------- putting it under PyG's layers
@@ -340,6 +374,13 @@ def _wrapper(cls: type, forward: Callable[..., Any], active: Callable[[Any], boo
 
 
 _installed: list[tuple[Any, Any, Any]] = []  # (class, its own forward, ours)
+_ours: dict[Any, Any] = {}  # class -> ours
+
+
+def installed(cls: Any) -> bool:
+    """Whether objects of a class run by its adapter: nobody has exchanged a method of the class."""
+    ours = cls.forward is _ours.get(cls) and _METHODS(cls) == _STOCK[cls]
+    return ours and cls.propagate is getattr(cls, "_jinja_propagate", None)
 
 
 def install(active: Callable[[Any], bool]) -> None:
@@ -354,12 +395,13 @@ def install(active: Callable[[Any], bool]) -> None:
         if not getattr(forward, "__module__", "").startswith("torch_geometric."):
             continue  # somebody else's
         made = _wrapper(cls, forward, active)
-        cls.forward = made
+        cls.forward = _ours[cls] = made
         _installed.append((cls, forward, made))
 
 
 def uninstall() -> None:
     """Puts the layers' own ``forward`` back, where ours still stands."""
+    _ours.clear()
     while _installed:
         cls, forward, made = _installed.pop()
         if cls.__dict__["forward"] is made:

@@ -41,11 +41,12 @@ class Record:
         missed: how often a message tensor was written as PyG does, by reason.
         strict: True: raise instead of leaving an operation to PyG; "warn": warn once for each reason.
         gathers: how they ended, by the shape of a message and its dimension.
+        one_plus: 1 + eps of a GIN, with the eps that it was made of and its state.
         trusted: whether all code that sees the messages is PyG's own, between what that was found for; None while
             unknown.
     """
 
-    __slots__ = ("__weakref__", "calls", "fused", "gathers", "missed", "name", "strict", "trusted")
+    __slots__ = ("__weakref__", "calls", "fused", "gathers", "missed", "name", "one_plus", "strict", "trusted")
 
     def __init__(self, name: str, strict: bool | str = False) -> None:
         self.name, self.strict = name, strict
@@ -54,6 +55,7 @@ class Record:
         self.missed: Counter[str] = Counter()
         self.gathers: dict[Any, Gathers] = {}
         self.trusted: tuple[Any, bool] | None = None
+        self.one_plus: tuple[weakref.ref[Any], Any, Any] | None = None
 
     def miss(self, reason: str) -> None:
         """Counts an operation that is left to PyG.

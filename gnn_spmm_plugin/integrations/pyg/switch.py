@@ -26,6 +26,7 @@ from . import (
     direct_attention,  # noqa: F401 (registers its layers)
     exchange,
     memo,
+    quick,
     softmax,
     sparse,
     written,
@@ -243,14 +244,17 @@ def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
     if torch.compiler.is_compiling():
         return torch.nn.Module.__call__(self, *args, **kwargs)
     outer = getattr(_local, "record", None)
-    _local.record = None
-    if active(self):
-        _local.record = record_of(self)
-        _local.record.calls += 1
+    record = _local.record = record_of(self) if active(self) else None
+    if record is not None:
+        record.calls += 1
         softmax.adopt(type(self))
     elif outer is None:
         return torch.nn.Module.__call__(self, *args, **kwargs)
     try:
+        if record is not None and len(args) == 2 and not kwargs and not _transformed():
+            out = quick.quick(self, *args, record)
+            if out is not None:
+                return out
         out = torch.nn.Module.__call__(self, *args, **kwargs)
     finally:
         _local.record = outer
