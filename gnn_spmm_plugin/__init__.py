@@ -58,7 +58,7 @@ def __dir__() -> list[str]:
 
 
 def stats() -> dict[str, int]:
-    """What happened in this process so far; take the difference of two calls to look at a part of it.
+    """What happened in this process so far, as counts; take the difference of two calls to look at a part of it.
 
     ``kernel_calls`` is counted where kernels run. ``graphs_built``, ``transposes_built``, ``sorts`` and ``plans_built``
     stop growing while one graph is used again and again; so do ``weight_permutes`` where weights are not learned, and

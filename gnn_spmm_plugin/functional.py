@@ -183,16 +183,19 @@ def spmm(
     elif policy != "auto":
         plan = _plan_by_policy(core, flipped, flat.shape[1], flat.dtype, reduce, policy)
     if reduce in ("sum", "mean"):
-        out = _linear(core, flipped, flat, weight, "rows" if reduce == "mean" else None, plan)
-        return out if x.dim() == 2 else out.view(graph.num_dst, *shape)
+        return _shaped(_linear(core, flipped, flat, weight, "rows" if reduce == "mean" else None, plan), shape)
     if _needs_grad(flat, weight):
         out, arg = _Extremum.apply(
             flat, weight, core, flipped, reduce == "min", tie, plan, return_arg or tie == "first"
         )
     else:
         out, arg = _extremum_raw(core, flipped, flat, weight, reduce == "min", plan, return_arg)
-    out = out.view(graph.num_dst, *shape)
-    return (out, arg.view(graph.num_dst, *shape).long()) if return_arg else out
+    return (_shaped(out, shape), _shaped(arg, shape).long()) if return_arg else _shaped(out, shape)
+
+
+def _shaped(out: Tensor, shape: torch.Size) -> Tensor:
+    """``[N, F]`` as ``[N, *shape]``; no view where it has that shape: a view changed in place costs autograd copies."""
+    return out if len(shape) == 1 else out.view(out.shape[0], *shape)
 
 
 def _check_plan(plan: Plan, graph: Graph, x: Tensor, reduce: str) -> None:

@@ -218,7 +218,13 @@ class Graph:
 
     @classmethod
     def from_sparse_tensor(cls, adj_t: Any) -> Graph:
-        """A graph from a `torch_sparse.SparseTensor`; rows are destinations, as in ``adj_t @ x``."""
+        """A graph from a `torch_sparse.SparseTensor`; rows are destinations, as in ``adj_t @ x``.
+
+        Its values, if it has any, become the graph's weight.
+
+        Raises:
+            TypeError: `adj_t` is no such tensor, or its values are not floating point.
+        """
         if not all(hasattr(adj_t, name) for name in ("csr", "sparse_sizes")):
             raise TypeError(f"adj_t must be a torch_sparse.SparseTensor, got {type(adj_t).__name__}")
         rowptr, col, value = adj_t.csr()
@@ -230,6 +236,10 @@ class Graph:
         """A graph from a scipy sparse matrix or array; rows are destinations, values become the weight.
 
         Integer and boolean values become float32.
+
+        Raises:
+            TypeError: `A` is not a sparse matrix, or its values are complex.
+            ValueError: it is not 2-D.
         """
         if not all(hasattr(A, name) for name in ("tocoo", "shape", "nnz")):
             raise TypeError(f"A must be a scipy sparse matrix, got {type(A).__name__}")
@@ -239,11 +249,21 @@ class Graph:
         dst, src = torch.from_numpy(coo.row.copy()), torch.from_numpy(coo.col.copy())
         graph = cls._from_pair(dst, src, *coo.shape)
         value = torch.from_numpy(coo.data.copy())
-        return graph.with_weight(value if value.is_floating_point() else value.float())
+        keep = value.is_floating_point() or value.is_complex()  # the latter is refused, not cut in half
+        return graph.with_weight(value if keep else value.float())
 
     @classmethod
     def from_dgl(cls, g: Any, etype: Any = None) -> Graph:
-        """A graph from a `DGLGraph` (one relation of it, where there are several); messages go src -> dst."""
+        """A graph from a `DGLGraph`, where that has its structure; messages go src -> dst, edges keep their ids.
+
+        Args:
+            g: a graph, heterograph, block or batch.
+            etype: its relation, by name or as a triple; needed where there are several.
+
+        Raises:
+            TypeError: `g` is not a DGLGraph.
+            ValueError: it has several relations, and `etype` is None.
+        """
         if not all(hasattr(g, name) for name in ("edges", "canonical_etypes", "to_canonical_etype")):
             raise TypeError(f"g must be a DGLGraph, got {type(g).__name__}")
         if etype is None and len(g.canonical_etypes) != 1:
@@ -354,6 +374,9 @@ class Graph:
 
         Args:
             weight: ``[E]`` or ``[E, H]`` floating point, in the caller's order, on the graph's device; or None.
+
+        Raises:
+            TypeError, ValueError: it is none of these.
         """
         if weight is not None:
             check_weight(self, weight)
@@ -435,7 +458,7 @@ class Graph:
         return self.reduce(x, "sum")
 
     def reduce(self, x: Tensor, reduce: str = "sum", **kwargs: Any) -> Tensor:
-        """`gnn_spmm_plugin.spmm` on this graph, with its own weights."""
+        """`gnn_spmm_plugin.spmm` on this graph, with its own weights; `kwargs` as there."""
         from .functional import spmm  # the one place that looks forward: sugar for the operator
 
         return spmm(self, x, reduce=reduce, **kwargs)  # type: ignore[return-value]

@@ -78,7 +78,12 @@ KERNELS = (
 
 
 def kernels() -> list[dict[str, object]]:
-    """Every kernel: name, device, summary, reductions, whether it is available here, and the reasons if it is not."""
+    """Every kernel that a plan can name.
+
+    Returns:
+        For each a dict of ``name``, ``device`` (``"cpu"`` or ``"cuda"``), ``summary``, ``reduces`` (its reductions),
+        ``available`` (here), and ``reasons`` why not.
+    """
     return [
         {
             "name": k.name,

@@ -9,6 +9,7 @@ import pytest
 import torch
 from dgl_cases import Counted, assert_same, graph
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import gnn_spmm_plugin as gsp
 from gnn_spmm_plugin import report
@@ -16,6 +17,20 @@ from gnn_spmm_plugin import report
 pytestmark = pytest.mark.dgl
 
 NORMS = ("none", "both", "left", "right")
+
+
+class Passes(TorchDispatchMode):
+    """The operators that run on matrices of ten rows or more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operators: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor) and out.dim() > 1 and len(out) >= 10:
+            self.operators.append(func._schema.name)
+        return out
 
 
 def step(layer: Any, g: Any, x: Any, **given: Any) -> list[Tensor]:
@@ -114,9 +129,44 @@ def test_sage(kind: str, width: int, weighted: int | None, place: str) -> None:
     g, x = places()[place]
     layer = SAGEConv(6, width, kind, 0.5, True, nn.LayerNorm(width), torch.tanh).double()
     shape = (g.num_edges(), 1)[: weighted or 0]
-    given = {} if weighted is None else {"edge_weight": torch.rand(shape, dtype=torch.float64, requires_grad=True)}
+    given = {} if weighted is None else {"edge_weight": torch.randn(shape, dtype=torch.float64, requires_grad=True)}
     name = "max" if kind == "pool" else "mean + self" if width < 6 else "mean"
     check(layer, g, x, name, **given)
+
+
+@pytest.mark.parametrize("kind", ["GraphConv", "mean", "pool", "GIN", "GAT", "GATv2"])
+def test_a_step_writes_no_zeros_to_add_to(kind: str) -> None:
+    """Each pass over the nodes' features is one that the layer's mathematics asks for."""
+    from dgl import nn as layers
+
+    layer = {
+        "GraphConv": lambda: layers.GraphConv(6, 4),
+        "GIN": lambda: layers.GINConv(nn.Linear(6, 4)),
+        "GAT": lambda: layers.GATConv(6, 4, 2),
+        "GATv2": lambda: layers.GATv2Conv(6, 4, 2),
+    }.get(kind, lambda: layers.SAGEConv(6, 4, kind))()
+    g, x = places()["loops"]
+    layer, x, grad = layer.double(), x.requires_grad_(), None
+    with Counted() as c:
+        for _ in range(2):  # what the graph keeps is there in the second
+            out = layer(g, x)
+            grad = torch.randn_like(out) if grad is None else grad
+            with Passes() as seen:
+                torch.autograd.grad(layer(g, x), [x, *layer.parameters()], grad)
+    assert c.calls > 0 and len(seen.operators) > 2
+    assert not {"aten::new_zeros", "aten::zeros", "aten::copy_", "aten::slice_backward"} & set(seen.operators)
+
+
+def test_pooling_of_values_below_zero() -> None:
+    """What ReLU cuts off has no gradient, whichever edge the maximum came by."""
+    from dgl.nn import SAGEConv
+
+    g, x = places()["loops"]
+    layer = SAGEConv(6, 4, "pool").double()
+    with torch.no_grad():
+        layer.fc_pool.bias[:3] = -100.0
+    for given in ({}, {"edge_weight": -torch.rand(g.num_edges(), 1, dtype=torch.float64, requires_grad=True)}):
+        check(layer, g, x, "max", **given)
 
 
 @pytest.mark.parametrize("half", [torch.float32, torch.bfloat16])

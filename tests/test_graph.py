@@ -163,6 +163,8 @@ def test_from_scipy() -> None:
     assert g.weight is not None and g.weight.dtype == torch.float32
     assert (g @ torch.ones(2, 1)).flatten().tolist() == [2, 1]
     assert gsp.Graph.from_scipy(sparse.csr_array((3, 4))).num_edges == 0
+    with pytest.raises(TypeError, match="complex"):
+        gsp.Graph.from_scipy(sparse.eye(3, dtype=complex))
 
 
 def test_from_sparse_tensor() -> None:

@@ -67,7 +67,7 @@ def _ends(layer: Any, graph: Any, feat: Any, weight: Any = None) -> _Ends | None
         return None
     num_dst = relation.graph.num_dst
     if dst is src and graph.is_block:
-        dst = src[:num_dst]
+        dst = _first(src, num_dst)
     if dst.shape[0] != num_dst or (not getattr(layer, "_allow_zero_in_degree", True) and relation.empty is not None):
         return None  # DGL has an error to raise
     if weight is not None:
@@ -78,6 +78,11 @@ def _ends(layer: Any, graph: Any, feat: Any, weight: Any = None) -> _Ends | None
             return None
         weight = weight.reshape(-1)
     return _Ends(src, dst, relation, weight)
+
+
+def _first(x: Tensor, rows: int) -> Tensor:
+    """``x[:rows]``, whose backward fills and copies a tensor as large as x; where these are all rows, x."""
+    return x if x.shape[0] == rows else x[:rows]
 
 
 def _graph_conv(layer: Any, graph: Any, feat: Any, weight: Any = None, edge_weight: Any = None) -> Any:
@@ -133,15 +138,19 @@ def _sage(layer: Any, graph: Any, feat: Any, edge_weight: Any = None) -> Any:
     if ends is None:
         return NotImplemented
     src = layer.feat_drop(ends.src)
-    dst = layer.feat_drop(ends.dst) if isinstance(feat, tuple) else src[: ends.dst.shape[0]]
+    dst = layer.feat_drop(ends.dst) if isinstance(feat, tuple) else _first(src, ends.dst.shape[0])
     structure, name = ends.relation.graph, "max" if kind == "pool" else "mean"
     if kind == "mean" and layer._in_src_feats > layer._out_feats:
         h, own = layer.fc_neigh(src), layer.fc_self(dst)
         out: Any = aggregate_and_add(structure, h, ends.weight, "mean", self_x=own, policy=aggregate.policy)
         name += " + self"
     else:
-        h = F.relu(layer.fc_pool(src)) if kind == "pool" else src
-        seen = spmm(structure, h, ends.weight, name, policy=aggregate.policy)
+        h, late = src, kind == "pool" and ends.weight is None
+        if kind == "pool":
+            h = layer.fc_pool(src) if late else F.relu(layer.fc_pool(src))
+        seen: Any = spmm(structure, h, ends.weight, name, policy=aggregate.policy)
+        if late:  # what ReLU leaves of the maximum is the maximum of what it leaves: fewer rows, in place
+            seen = F.relu_(seen)
         out = layer.fc_self(dst) + layer.fc_neigh(seen)
     records.hit(name)
     for then in (layer.activation, layer.norm):
@@ -184,7 +193,7 @@ def _gat(layer: Any, graph: Any, feat: Any, edge_weight: Any = None, get_attenti
         h_src = h_dst = layer.feat_drop(ends.src)
         src = dst = _heads(layer, layer.fc(h_src))
         if graph.is_block:
-            h_dst, dst = h_dst[: ends.dst.shape[0]], dst[: ends.dst.shape[0]]
+            h_dst, dst = _first(h_dst, ends.dst.shape[0]), _first(dst, ends.dst.shape[0])
     given = (src * layer.attn_l).sum(-1), (dst * layer.attn_r).sum(-1)
     out: Any = _attended(layer, ends, h_dst, src, "sum", given)
     if layer.has_explicit_bias:
@@ -204,7 +213,7 @@ def _gatv2(layer: Any, graph: Any, feat: Any, get_attention: Any = False) -> Any
         src = _heads(layer, layer.fc_src(h_src))
         dst = src if layer.share_weights else _heads(layer, layer.fc_dst(h_dst))
         if graph.is_block:
-            h_dst, dst = h_dst[: ends.dst.shape[0]], dst[: ends.dst.shape[0]]
+            h_dst, dst = _first(h_dst, ends.dst.shape[0]), _first(dst, ends.dst.shape[0])
     out: Any = _attended(layer, ends, h_dst, src, "pair", (src, dst, layer.attn[0]))
     return layer.activation(out) if layer.activation else out
 

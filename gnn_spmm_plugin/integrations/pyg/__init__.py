@@ -93,7 +93,15 @@ def accelerate(model: Any, strict: bool | str = False, policy: str = "auto") -> 
 
 
 def restore(model: Any) -> Any:
-    """Undoes `accelerate` for `model`, or for one layer of it; returns it."""
+    """Undoes `accelerate` for `model`, or for one layer of it.
+
+    Returns:
+        `model` itself.
+
+    Raises:
+        ImportError: PyG is not installed.
+        TypeError: `model` is not a module.
+    """
     switch = _require()
     from .records import record_of
 
