@@ -161,6 +161,7 @@ extern "C" const char* f(int i) {{ return i ? "{kernel}" : "{other}"; }}
 
 
 @pytest.mark.gpu
+@pytest.mark.slow
 def test_every_kernel_runs_here() -> None:
     """Without a tool: each kernel of the library is launched by the program that the tools watch."""
     from gnn_spmm_plugin import _native
