@@ -124,6 +124,8 @@ def _train(
             peak = training.peak - before
         result = training.result() | {"peak_bytes": peak, "kernel_calls": gsp.stats()["kernel_calls"] - calls}
     except torch.OutOfMemoryError:
+        if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+            raise  # the others wait for this process: torchrun ends them
         result = {"error": "out of memory"}
     if training.model is not None:
         gsp.restore(training.model)

@@ -18,7 +18,12 @@ from gnn_spmm_plugin.bench.minibatch import sample
 def add_options(made: argparse.ArgumentParser) -> None:
     """Options of the examples that can train on neighbourhoods."""
     made.add_argument("--loader", choices=["full", "neighbor"], default="full")
-    made.add_argument("--batch-size", type=int, default=1024, help="nodes of a batch of --loader neighbor")
+    add_sampling_options(made)
+
+
+def add_sampling_options(made: argparse.ArgumentParser) -> None:
+    """Options of how neighbourhoods are drawn."""
+    made.add_argument("--batch-size", type=int, default=1024, help="nodes whose neighbourhoods are a batch")
     made.add_argument("--neighbors", type=int, nargs="+", default=[15, 10, 5], help="how many, at each distance")
 
 

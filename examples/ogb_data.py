@@ -46,10 +46,16 @@ def autocast(options: argparse.Namespace) -> torch.autocast:
     return torch.autocast(torch.device(options.device).type, torch.bfloat16, enabled=options.amp == "bf16")
 
 
-def nodes(name: str, options: argparse.Namespace) -> tuple[Data, dict[str, Tensor], Callable[[Tensor, Tensor], float]]:
-    """Data on the device, the nodes of each part of the split, and the metric, a function of labels and predictions."""
+def nodes(
+    name: str, options: argparse.Namespace, device: str | None = None
+) -> tuple[Data, dict[str, Tensor], Callable[[Tensor, Tensor], float]]:
+    """Data on the device, the nodes of each part of the split, and the metric, a function of labels and predictions.
+
+    `device` is another one than ``options.device`` for data that is yet to be cut.
+    """
+    device = device or options.device
     if options.stand_in:
-        data, split = stand_in.nodes(name, options.scale, options.device)
+        data, split = stand_in.nodes(name, options.scale, device)
         metric = stand_in.rocauc if name == "ogbn-proteins" else stand_in.accuracy
     else:
         with _found(name, options.root), _readable():
@@ -62,7 +68,7 @@ def nodes(name: str, options: argparse.Namespace) -> tuple[Data, dict[str, Tenso
             return float(evaluator.eval({"y_true": y_true, "y_pred": y_pred})[evaluator.eval_metric])
 
     _say(name, options, data)
-    return data.to(options.device), {k: v.to(options.device) for k, v in split.items()}, metric
+    return data.to(device), {k: v.to(device) for k, v in split.items()}, metric
 
 
 def links(

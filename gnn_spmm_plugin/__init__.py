@@ -16,6 +16,7 @@ from .plan import Plan, plan
 from .router import route
 
 if TYPE_CHECKING:
+    from . import distributed as distributed
     from . import nn as nn
     from .integrations.dgl import import_dgl as import_dgl
     from .integrations.dgl import patch_dgl as patch_dgl
@@ -39,6 +40,7 @@ _LAZY = {
     "unpatch_dgl": ".integrations.dgl",
     "report": ".report",
     "nn": ".nn",
+    "distributed": ".distributed",
 }
 
 
@@ -48,7 +50,7 @@ def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = import_module(_LAZY[name], __name__)
-    value = module if name == "nn" else getattr(module, name)
+    value = module if name in ("nn", "distributed") else getattr(module, name)
     globals()[name] = value
     return value
 
@@ -65,7 +67,8 @@ def stats() -> dict[str, int]:
     ``scale_gathers``: constant scales of source nodes laid out as edge weights, on a GPU.
     ``plan_hits`` and ``l2_hits`` count finds of a plain ``edge_index``, by identity and by content, ``plan_misses``
     where identity did not do, ``l2_syncs`` comparisons that waited for the GPU, ``memo_hits`` normalisations of PyG
-    that were not computed again, ``fallbacks`` operations that were left to PyG or DGL.
+    that were not computed again, ``exchanged_bytes`` what came from other ranks, ``fallbacks`` operations that were
+    left to PyG or DGL.
     """
     return {"kernel_calls": _native.kernel_calls(), **_config.counters}
 
@@ -75,6 +78,7 @@ __all__ = [
     "Plan",
     "accelerate",
     "clear_cache",
+    "distributed",
     "edge_softmax",
     "import_dgl",
     "kernels",

@@ -32,6 +32,7 @@ counters: dict[str, int] = {
     "norms_built": 0,  # normalisations of graph convolutions computed
     "weight_permutes": 0,  # edge weights brought into row order
     "scale_gathers": 0,  # constant scales of source nodes laid out as edge weights
+    "exchanged_bytes": 0,  # features and gradients that came to this process from other ranks
     "fallbacks": 0,  # an integration left an operation to its host
 }
 

@@ -23,7 +23,7 @@ stand_in = importlib.import_module("stand_in")
 pytestmark = pytest.mark.pyg
 
 ROOT = Path(__file__).parents[1]
-HELPERS = {"common", "loaders", "ogb_data", "stand_in"}
+HELPERS = {"common", "loaders", "ogb_data", "processes", "stand_in"}
 OGB = ("ogbn_arxiv", "ogbn_products", "ogbn_proteins", "ogbl_ddi")
 EXAMPLES = sorted({p.stem for p in (ROOT / "examples").glob("*.py")} - HELPERS - {"dgl_patch"})
 
@@ -41,6 +41,11 @@ CASES = [
     ("ogbn_proteins", "--stand-in --model sage --epochs 60", 0.6),
     ("ogbl_ddi", "--stand-in --epochs 10", 0.06),
     ("ogbl_ddi", "--stand-in --model sage --amp bf16 --epochs 10", 0.03),
+    ("ogbn_products_ddp", "--stand-in", 0.15),
+    ("full_batch_sharded", "--stand-in", 0.15),
+    ("full_batch_sharded", "--stand-in --model sage --order hash", 0.15),
+    ("full_batch_sharded", "--stand-in --model gat", 0.08),
+    ("full_batch_sharded", "--stand-in --amp bf16", 0.15),
     ("pyg_swap", "", 0.2),
     ("graph_classification", "", 0.5),
     ("hetero_rgcn", "", 0.3),

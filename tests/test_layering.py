@@ -30,7 +30,7 @@ LAYERS = (
     ("functional_aggregate", "functional_attention", "functional_messages"),
     ("cache", "normalize"),
     ("functional_edge_index", "functional_attention_edge_index"),
-    ("nn", "integrations"),
+    ("nn", "integrations", "distributed"),
     ("report", "data"),
     ("bench",),
     ("tune",),
