@@ -16,7 +16,7 @@ import torch
 
 import gnn_spmm_plugin as gsp
 
-from . import _config, _native, data
+from . import _config, _native, _platform, data
 from ._table import bytes_text, write_json
 from .bench.command import add_arguments as add_bench_arguments
 from .bench.command import bench
@@ -161,8 +161,8 @@ def _device(name: str | None) -> str:
 
 
 def _require(device: str) -> None:
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UsageError("torch sees no GPU; use --device cpu")
+    if device == "cuda" and (missing := _platform.no_gpu()) is not None:
+        raise UsageError(f"{missing}; or use --device cpu")
     try:
         _native.require(torch.device(device))
     except RuntimeError as e:

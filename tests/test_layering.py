@@ -13,7 +13,7 @@ PACKAGE = Path(gnn_spmm_plugin.__path__[0])
 
 #: A module may import from lower layers, never from its own or a higher one, unless named in `SAME`.
 LAYERS = (
-    ("_config", "_files", "_table"),
+    ("_config", "_files", "_platform", "_table"),
     ("_native",),
     ("csr",),
     ("graph",),
