@@ -61,7 +61,7 @@ def result(name: str = HOSTILE) -> dict[str, Any]:
         layer(name, 2.0, 3.0, kind=name, report=seen("not", (name,), (name,))),
     ]
     both = trials(run(before, 20.0), run(after, 13.0))
-    graph = describe(name, both.graphs[0][0], (100, 100), Asked([4, 16], budget_ms=1))
+    graph = describe(name, both.graphs[0][0], (100, 100), Asked([4, 16], budget_ms=1, parts=[2]))
     return {
         "source": name,
         "device": name,

@@ -16,8 +16,10 @@ import pytest
 import torch
 from page_result import layer, run, seen, trials
 
-from gnn_spmm_plugin import data
+from gnn_spmm_plugin import Graph, data
 from gnn_spmm_plugin.cli import main
+from gnn_spmm_plugin.distributed import partition_cost
+from gnn_spmm_plugin.distributed.blocks import ORDERS
 from gnn_spmm_plugin.page import charts, graphs, markup, sections
 from gnn_spmm_plugin.page.verdict import judge
 
@@ -79,6 +81,7 @@ def test_all_sections_are_there() -> None:
         "Graph 1: structure",
         "Graph 1: plan, and why",
         "Graph 1: products",
+        "Graph 1: shared between ranks",
         "More graphs",
     ]
     assert sections.render(json.loads(json.dumps(result))) == sections.render(result)  # --json has all of it
@@ -180,6 +183,51 @@ def test_describe(reduce: str) -> None:
         assert p["gathered_bytes"] == 200 * p["width"] * 4
         assert p["before_bytes"] >= p["gathered_bytes"] > p["after_bytes"]  # the messages; and no messages
     json.dumps(g)
+
+
+def test_sharing_is_computed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As `partition_cost` says, for each number of ranks and order; not where an edge joins nodes of two kinds."""
+    index = torch.randint(40, (2, 300))
+    g = graphs.describe("g", index, (40, 40), graphs.Asked([8, 16], torch.float64, budget_ms=1, parts=[2, 5]))
+    assert [(p["parts"], p["order"]) for p in g["partition"]] == [(n, o) for n in (2, 5) for o in ORDERS]
+    for p in g["partition"]:
+        ranks = partition_cost(Graph.from_edge_index(index, 40), p["parts"], p["order"], [8, 16], torch.float64)
+        assert p["step_bytes"] == sum(r["step_bytes"] for r in ranks) > 0
+    assert graphs.describe("g", index, (40, 41), graphs.Asked([8], budget_ms=1, parts=[2]))["partition"] == []
+    page = tmp_path / "page.html"
+    assert (
+        main(
+            [
+                "report",
+                "--graph",
+                "cora",
+                "--device",
+                "cpu",
+                "--width",
+                "8",
+                "--html",
+                str(page),
+                "--partition",
+                "2",
+                "3",
+            ]
+        )
+        == 0
+    )
+    text = capsys.readouterr().out
+    assert "moved in a step" in text and text.count("community") >= 2
+    read = Reader(page.read_text())
+    assert "Graph: shared between ranks" in read.text and read.text.count("hash") >= 2
+    for wrong in ("0", "-1", "two", "100000"):
+        with pytest.raises(SystemExit) as e:
+            main(["report", "--graph", "cora", "--partition", wrong])
+        assert e.value.code == 2
+
+
+@pytest.mark.parametrize("sizes", [(0, 0), (3, 3)])
+def test_sharing_of_no_edges(sizes: tuple[int, int]) -> None:
+    g = graphs.describe("g", torch.zeros(2, 0, dtype=torch.int64), sizes, graphs.Asked([8], budget_ms=1, parts=[2]))
+    assert all(p["step_bytes"] == 0 and p["cut"] == 0 for p in g["partition"]) and len(g["partition"]) == len(ORDERS)
 
 
 def test_the_picture_in_another_order() -> None:

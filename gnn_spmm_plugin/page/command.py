@@ -18,11 +18,12 @@ from .._table import bytes_text, show
 from ..kernels import DTYPE_OF
 from .graphs import Asked, copy_speed, describe, wrong
 from .script import Options, Trials, try_both
-from .sections import render
+from .sections import SHARED, render, shared_rows
 from .verdict import judge
 
 SHOWN = 4  # graphs of a script that are looked at, the largest
 WIDTHS = (16, 64, 256)
+MOST_PARTS = 4096
 
 #: Edges and number of nodes of a graph that ships or is in a file.
 Load = Callable[[str], tuple[Tensor, int]]
@@ -32,6 +33,21 @@ def add_report_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``report`` beyond those that say which product."""
     _script_arguments(parser, nargs="?")
     parser.add_argument("--html", metavar="FILE", default="report.html", help="where the page goes (report.html)")
+    parser.add_argument(
+        "--partition",
+        metavar="N",
+        type=_parts,
+        nargs="+",
+        default=[],
+        help="what sharing a graph over N ranks would cost",
+    )
+
+
+def _parts(text: str) -> int:
+    parts = int(text)
+    if not 1 <= parts <= MOST_PARTS:
+        raise argparse.ArgumentTypeError(f"it takes 1 to {MOST_PARTS} ranks, got {parts}")
+    return parts
 
 
 def add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +72,7 @@ def _script_arguments(parser: argparse.ArgumentParser, nargs: str | None) -> Non
 def report_graph(args: argparse.Namespace, device: str, load: Load) -> dict[str, Any]:
     """Looks at one graph; writes the page, prints the table, returns the result."""
     edge_index, num_nodes = load(args.graph)
-    asked = Asked(args.width or WIDTHS, DTYPE_OF[args.dtype], args.reduce, args.policy)
+    asked = Asked(args.width or WIDTHS, DTYPE_OF[args.dtype], args.reduce, args.policy, parts=args.partition)
     name = Path(args.graph).name
     graph = describe(name, edge_index.to(device), (num_nodes, num_nodes), asked)
     result = _result(args, args.graph, device, [graph]) | {"asked": {"dtype": args.dtype, "reduce": args.reduce}}
@@ -70,7 +86,8 @@ def report_script(args: argparse.Namespace) -> dict[str, Any]:
     _check_script(args.script)
     asked = Asked(WIDTHS[:2])
     if args.command == "report":
-        asked = Asked(args.width or asked.widths, DTYPE_OF[args.dtype], args.reduce, args.policy)
+        dtype = DTYPE_OF[args.dtype]
+        asked = Asked(args.width or asked.widths, dtype, args.reduce, args.policy, parts=args.partition)
     trials = try_both(
         Options(
             args.script,
@@ -198,6 +215,9 @@ def _print_graph(g: dict[str, Any]) -> None:
             ]
         )
     show(["width", "kernel", "mode", "bytes", "gather, scatter", "product", "paid after", "why"], rows)
+    if g["partition"]:
+        print()
+        show(SHARED, shared_rows(g["partition"]))
 
 
 def _print_verdict(v: dict[str, Any]) -> None:

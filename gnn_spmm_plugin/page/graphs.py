@@ -19,6 +19,7 @@ from ..bench.contenders import MESSAGE_BYTES
 from ..bench.memory import peak_memory
 from ..bench.timer import Timing, own_stream, time_side_by_side
 from ..csr import Csr
+from ..distributed.cost import compare_orders
 from ..features import GraphFeatures
 from ..functional import spmm
 from ..graph import Graph
@@ -36,13 +37,17 @@ AGREE = {torch.float64: 1e-12, torch.float32: 1e-4, torch.float16: 2e-2, torch.b
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """The products to look at: widths, and what `gnn_spmm_plugin.plan` takes besides; milliseconds for each."""
+    """The products to look at: widths, and what `gnn_spmm_plugin.plan` takes besides; milliseconds for each.
+
+    ``parts``: over how many ranks to share the graph, each number a case.
+    """
 
     widths: Sequence[int]
     dtype: torch.dtype = torch.float32
     reduce: str = "sum"
     policy: str = "auto"
     budget_ms: float = 60.0
+    parts: Sequence[int] = ()
 
 
 def describe(name: str, edge_index: Tensor, sizes: tuple[int, int], asked: Asked) -> dict[str, Any]:
@@ -55,7 +60,9 @@ def describe(name: str, edge_index: Tensor, sizes: tuple[int, int], asked: Asked
         asked: the products.
 
     Returns:
-        ``features``, ``degrees``, ``picture``, ``plans`` and, side by side with gather and scatter, ``products``.
+        ``features``, ``degrees``, ``picture``, ``plans`` and, side by side with gather and scatter, ``products``;
+        ``partition``, a row of `gnn_spmm_plugin.distributed.cost.compare_orders` for each of ``parts`` and order, where
+        both ends of an edge are of the same nodes.
         ``wrong`` names the products whose results differed; these have no times.
     """
     device = edge_index.device.type
@@ -77,6 +84,7 @@ def describe(name: str, edge_index: Tensor, sizes: tuple[int, int], asked: Asked
         "plans": [{"width": w, **plan_facts(p)} for w, p in zip(asked.widths, plans, strict=True)],
         "products": [],
         "preparation_ms": None,
+        "partition": _partition(graph, asked),
     }
     if graph.num_edges:
         with own_stream(device):
@@ -84,6 +92,16 @@ def describe(name: str, edge_index: Tensor, sizes: tuple[int, int], asked: Asked
             measured = [_product(graph, edge_index, p, asked, facts["preparation_ms"]) for p in plans]
         facts["products"] = measured
     return facts
+
+
+def _partition(graph: Graph, asked: Asked) -> list[dict[str, Any]]:
+    if graph.num_src != graph.num_dst:
+        return []
+    return [
+        {"parts": parts} | row
+        for parts in asked.parts
+        for row in compare_orders(graph, parts, widths=asked.widths, dtype=asked.dtype)
+    ]
 
 
 def plan_facts(plan: Plan) -> dict[str, Any]:

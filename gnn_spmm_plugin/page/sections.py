@@ -188,6 +188,8 @@ def graphs(result: Result) -> list[str]:
         made.append(section(f"{name}: plan, and why", *_plans(g)))
         if g["products"]:
             made.append(section(f"{name}: products", *_products(g, result["copy_bytes_per_s"])))
+        if g["partition"]:
+            made.append(section(f"{name}: shared between ranks", *_partition(g)))
     if result["graphs_left_out"]:
         made.append(section("More graphs", paragraph(f"{result['graphs_left_out']} smaller graphs are not shown.")))
     return made
@@ -297,6 +299,35 @@ def _products(g: Result, copy: float) -> list[str]:
     )
     bars = figure(charts.pairs(times, "ms", "Time of a product"), "Time of one product, forward.")
     return [paragraph(about), columns(bars, _figure(roof, caption)), table(heads, rows)]
+
+
+SHARED = ["ranks", "order", "edges cut", "halo", "busiest rank", "held by a rank", "moved in a step"]
+
+
+def shared_rows(partition: list[dict[str, Any]]) -> list[list[str]]:
+    """Rows of `gnn_spmm_plugin.distributed.cost.compare_orders` under the heads `SHARED`."""
+    return [
+        [
+            str(p["parts"]),
+            p["order"],
+            f"{p['cut']:.1%}",
+            f"{p['halo']:.2f}",
+            f"{p['busiest_edges']:.2f} x",
+            bytes_text(p["rank_bytes"]),
+            bytes_text(p["step_bytes"]),
+        ]
+        for p in partition
+    ]
+
+
+def _partition(g: Result) -> list[str]:
+    widths = ", ".join(str(p["width"]) for p in g["plans"])
+    about = (
+        f"What `ShardedGraph` would take for layers that fetch {widths} columns, computed, not measured. Halo: rows "
+        "that all ranks fetch, for each row that they own. Busiest rank: its edges over the mean. Held: graph, inputs "
+        "that are kept for gradients, and buffers, the most of a rank. Moved: by all ranks, forward and backward."
+    )
+    return [paragraph(about), table(SHARED, shared_rows(g["partition"]))]
 
 
 # ---------------------------------------------------------------------- words
