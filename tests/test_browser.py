@@ -33,7 +33,7 @@ def test_layout(browser: Browser, page: Path, width: int) -> None:
     assert seen["width"] == width and seen["content"] <= width  # nothing to scroll sideways to
     assert seen["overflowing"] == [] and seen["outside"] == []
     sizes = seen["sections"]
-    assert sum(tag == "SECTION" for tag, *_ in sizes) == 7 and sum(tag == "svg" for tag, *_ in sizes) == 6
+    assert sum(tag == "SECTION" for tag, *_ in sizes) == 8 and sum(tag == "svg" for tag, *_ in sizes) == 6
     assert all(across > 40 and down > 30 for _, across, down in sizes), sizes
     assert seen["images"] == [80, 80]  # both matrices were decoded
 

@@ -323,7 +323,7 @@ def shared_rows(partition: list[dict[str, Any]]) -> list[list[str]]:
 def _partition(g: Result) -> list[str]:
     widths = ", ".join(str(p["width"]) for p in g["plans"])
     about = (
-        f"What `ShardedGraph` would take for layers that fetch {widths} columns, computed, not measured. Halo: rows "
+        f"What a ShardedGraph would take for layers that fetch {widths} columns, computed, not measured. Halo: rows "
         "that all ranks fetch, for each row that they own. Busiest rank: its edges over the mean. Held: graph, inputs "
         "that are kept for gradients, and buffers, the most of a rank. Moved: by all ranks, forward and backward."
     )
