@@ -14,7 +14,7 @@ ENVIRONMENT = {
     "GSP_MODE": "plan life-cycle: auto | cold | warm",
     "GSP_LOG": "info | debug: log to stderr; verify: compare cached graphs with their edge_index on every use",
     "GSP_DISABLE": "1: the PyG and DGL integrations do nothing",
-    "GSP_REQUIRE": "tests only: comma list of gpu, pyg, dgl whose absence is then a failure instead of a skip",
+    "GSP_REQUIRE": "tests only: comma list of gpu, pyg, dgl, browser whose absence is then a failure instead of a skip",
 }
 
 #: Counters of what happened in Python; kernel calls are counted by the native libraries themselves.

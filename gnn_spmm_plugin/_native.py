@@ -15,6 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import _platform
+from ._platform import REBUILD
+
 NAMESPACE = "gnn_spmm_plugin"
 #: dtypes of features and weights that there are kernels for
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -40,6 +43,8 @@ def _find(name: str) -> str | None:
 
 
 def _load_cpu() -> str | None:
+    if (elsewhere := _platform.other_system()) is not None:
+        return elsewhere
     path = _find("_gnn_spmm_cpu.so")
     if path is None:
         return "its compiled library _gnn_spmm_cpu.so is missing; install the package with `pip install .`"
@@ -47,8 +52,9 @@ def _load_cpu() -> str | None:
         _load(path)
     except OSError as e:
         return (
-            f"{path} does not load under torch {torch.__version__} ({e.__cause__ or e}); "
-            "it needs torch 2.10 or newer; reinstall the package with `pip install --force-reinstall --no-deps .`"
+            f"{path}, built for torch {build_info().get('torch_target', '2.10')} and newer, does not load under torch "
+            f"{torch.__version__} ({e.__cause__ or e}); update torch if it is older, else reinstall the package with "
+            f"{REBUILD}"
         )
     return _lacks(path, *_OPS, "kernel_calls")
 
@@ -71,18 +77,16 @@ def _lacks(path: str, *names: str) -> str | None:
         return None
     return (
         f"{path} is of another version of the package: it has no {', '.join(lacking[:3])}; reinstall the package with "
-        "`pip install --force-reinstall --no-deps .`, or build it again where it was built in place"
+        f"{REBUILD}, or build it again where it was built in place"
     )
 
 
 def _load_cuda() -> str | None:
     if cpu_error is not None:
         return cpu_error
-    if torch.version.hip is not None:
-        return f"torch {torch.__version__} is a ROCm build, the kernels are CUDA"
-    if torch.version.cuda is None:
-        return f"torch {torch.__version__} is a build without CUDA"
     path = _find("_gnn_spmm_cuda.so")
+    if (error := _platform.torch_without_cuda(path is not None)) is not None:
+        return error
     if path is None:
         why = build_info().get("cuda_reason") or "no nvcc was found"
         return (
@@ -92,8 +96,12 @@ def _load_cuda() -> str | None:
     try:
         _load(path)
     except OSError as e:
-        return f"{path} does not load under torch {torch.__version__}: {e.__cause__ or e}"
-    return _lacks(path, "kernel_calls_cuda")
+        return (
+            f"{path}, built with CUDA {build_info().get('cuda_version')}, does not load under torch "
+            f"{torch.__version__} for CUDA {torch.version.cuda} ({e.__cause__ or e}); update torch if it is older than "
+            f"{build_info().get('torch_target', '2.10')}, else reinstall the package with {REBUILD}"
+        )
+    return _lacks(path, "kernel_calls_cuda") or _platform.old_driver(build_info())
 
 
 def build_info() -> dict[str, Any]:

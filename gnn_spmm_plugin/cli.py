@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import os
 import platform
 import sys
@@ -17,13 +16,16 @@ import torch
 
 import gnn_spmm_plugin as gsp
 
-from . import _config, _native, data
-from ._table import bytes_text, show, write_json
+from . import _config, _native, _platform, data
+from ._table import bytes_text, write_json
 from .bench.command import add_arguments as add_bench_arguments
 from .bench.command import bench
 from .data.edges import SUFFIXES, EdgeFileError, read_edges
 from .graph import Graph
 from .kernels import DTYPE_OF, REDUCES
+from .page.command import add_doctor_arguments, add_report_arguments, report_graph, report_script
+from .page.graphs import plan_facts
+from .page.script import CheckFailed
 from .plan import MODES
 from .policy import POLICIES
 from .schedule import SCHEDULES
@@ -39,10 +41,9 @@ class UsageError(Exception):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit code."""
-    args = _parser().parse_args(argv)
-    args.argv = list(sys.argv[1:] if argv is None else argv)[1:]  # for the heads of files
+    args = parse(list(sys.argv[1:] if argv is None else argv))
     try:
-        for name in ("json", "csv", "plot", "out", "report_csv", "collect"):
+        for name in ("json", "csv", "plot", "out", "report_csv", "collect", "html"):
             _writable(getattr(args, name, None))
         return int(args.run(args) or 0)
     except (UsageError, EdgeFileError) as e:
@@ -54,6 +55,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+
+
+def parse(given: list[str]) -> argparse.Namespace:
+    """The options of a command line, without the program's name; as argparse does, it ends where there is a mistake."""
+    own = given.index("--") if given[:1] in (["report"], ["doctor"]) and "--" in given else len(given)
+    parser = _parser()
+    args, unknown = parser.parse_known_args(given[:own])
+    if unknown:
+        where = "; those of the script come after --" if hasattr(args, "script") else ""
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{where}")
+    args.argv, args.script_args = given[1:], given[own + 1 :]  # the former for the heads of files
+    return args
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -82,9 +95,12 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     explain = command("explain", _explain, "how a product with this graph would run, and why")
-    report = command("report", _report, "the features of a graph and its plans at some widths")
+    report = command("report", _report, "a page about a training script, or a graph: what is slow, and what is gained")
+    which = f"{', '.join(data.names())}, or a file ({', '.join(SUFFIXES)})"
+    explain.add_argument("graph", metavar="GRAPH", help=which)
+    add_report_arguments(report)
+    report.add_argument("--graph", metavar="GRAPH", help=f"a graph instead of a script: {which}; for it:")
     for sub in (explain, report):
-        sub.add_argument("graph", metavar="GRAPH", help=f"{', '.join(data.names())}, or a file ({', '.join(SUFFIXES)})")
         sub.add_argument("--dtype", choices=DTYPE_OF, default="float32")
         sub.add_argument("--reduce", choices=REDUCES, default="sum")
         sub.add_argument("--policy", choices=POLICIES, default="auto")
@@ -95,7 +111,9 @@ def _parser() -> argparse.ArgumentParser:
         "--schedule", choices=list(SCHEDULES), default=None, help="this order of the rows instead of a choice"
     )
     explain.add_argument("--kernel", default=None, help="this kernel instead of a choice, see `gnn-spmm info`")
-    report.add_argument("--width", type=_positive, nargs="+", default=[16, 64, 256], help="default 16 64 256")
+    report.add_argument("--width", type=_positive, nargs="+", help="default 16 64 256")
+    doctor = command("doctor", _examine, "which layers of a training script are slow, and what would help")
+    add_doctor_arguments(doctor)
 
     sub = command("bench", _bench, "time products against cuSPARSE, torch.sparse, PyG and others, after checking them")
     add_bench_arguments(sub)
@@ -143,8 +161,8 @@ def _device(name: str | None) -> str:
 
 
 def _require(device: str) -> None:
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UsageError("torch sees no GPU; use --device cpu")
+    if device == "cuda" and (missing := _platform.no_gpu()) is not None:
+        raise UsageError(f"{missing}; or use --device cpu")
     try:
         _native.require(torch.device(device))
     except RuntimeError as e:
@@ -274,19 +292,6 @@ def _usage() -> Iterator[None]:
         raise UsageError(str(e)) from e
 
 
-def _plan_facts(plan: gsp.Plan) -> dict[str, Any]:
-    return {
-        "kernel": plan.kernel.name,
-        "mode": plan.mode,
-        "schedule": plan.schedule,
-        "config": plan.config,
-        "features": None if plan.features is None else dataclasses.asdict(plan.features),
-        "reasons": list(plan.reasons),
-        "build_seconds": plan.build_seconds,
-        "bytes": plan.nbytes(),
-    }
-
-
 def _explain(args: argparse.Namespace) -> None:
     graph = _graph(args.graph, _device(args.device))
     with _usage():
@@ -297,45 +302,34 @@ def _explain(args: argparse.Namespace) -> None:
     if args.json != "-":
         print(text)
     asked = {key: getattr(args, key) for key in ("graph", "width", "dtype", "reduce", "policy")}
-    write_json(args.json, {**asked, "device": str(graph.device), **_plan_facts(plan), "explain": text})
+    write_json(args.json, {**asked, "device": str(graph.device), **plan_facts(plan)})
 
 
-def _report(args: argparse.Namespace) -> None:
-    device = _device(args.device)
-    graph = _graph(args.graph, device)
+def _report(args: argparse.Namespace) -> int:
+    if (args.script is None) == (args.graph is None):
+        raise UsageError("name a training script, or a graph with --graph GRAPH; one of them")
+    if args.graph is None:
+        return _examine(args)
     with _usage():
-        plans = [gsp.plan(graph, width, DTYPE_OF[args.dtype], args.reduce, policy=args.policy) for width in args.width]
-    features = plans[0].features
-    facts = {} if features is None else dataclasses.asdict(features)
-    if args.json != "-":
-        print(f"{args.graph} on {device}, index bytes {graph.nbytes():,}")
-        for name, value in facts.items():
-            print(f"  {name.ljust(12)} {value:,.3f}" if isinstance(value, float) else f"  {name.ljust(12)} {value:,}")
-        show(
-            ["width", "kernel", "mode", "built in", "bytes", "why"],
-            [
-                [
-                    str(w),
-                    p.kernel.name,
-                    p.mode,
-                    f"{p.build_seconds * 1e3:.2f} ms",
-                    f"{p.nbytes():,}",
-                    "; ".join(" ".join(r.split()) for r in p.reasons if not r.startswith("decider   saw"))
-                    or f"the kernel for {device}",
-                ]
-                for w, p in zip(args.width, plans, strict=True)
-            ],
-        )
-    write_json(
-        args.json,
-        {
-            "graph": args.graph,
-            "device": device,
-            "index_bytes": graph.nbytes(),
-            "features": facts,
-            "plans": [{"width": w, **_plan_facts(p)} for w, p in zip(args.width, plans, strict=True)],
-        },
-    )
+        result = report_graph(args, _device(args.device), _edges)
+    return _checked(args, result)
+
+
+def _examine(args: argparse.Namespace) -> int:
+    try:
+        with _usage():
+            result = report_script(args)
+    except CheckFailed as e:
+        print(f"gnn-spmm {args.command}: {e}", file=sys.stderr)
+        return 1
+    return _checked(args, result)
+
+
+def _checked(args: argparse.Namespace, result: dict[str, Any]) -> int:
+    write_json(args.json, result)
+    for line in result["wrong"]:
+        print(f"gnn-spmm {args.command}: {line}", file=sys.stderr)
+    return 1 if result["wrong"] else 0
 
 
 def _bench(args: argparse.Namespace) -> int:
@@ -352,4 +346,4 @@ def _tune(args: argparse.Namespace) -> None:
     write_json(args.json, result)
 
 
-__all__ = ["UsageError", "info", "main"]
+__all__ = ["UsageError", "info", "main", "parse"]

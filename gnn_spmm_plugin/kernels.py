@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from . import _native
+from . import _native, _platform
 
 DTYPES = _native.DTYPES
 
@@ -49,7 +49,8 @@ class Kernel:
             return [] if _native.cpu_error is None else [_native.cpu_error]
         if _native.cuda_error is not None:
             return [_native.cuda_error]
-        return [] if torch.cuda.is_available() else ["torch sees no GPU"]
+        missing = _platform.no_gpu()
+        return [] if missing is None else [missing]
 
 
 KERNELS = (

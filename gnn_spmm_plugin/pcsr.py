@@ -276,10 +276,10 @@ def build(csr: Csr, arranged: Vectors, config: Config, granularity: int, align: 
     device, height = csr.col.device, config.V
     if arranged.height != height or granularity < 1:
         raise ValueError(f"got vectors of V = {arranged.height} and SG = {granularity} for {config}")
-    if max(csr.num_cols << height, 2 * csr.num_rows) > 2**32 - 1:
+    if max(csr.num_cols << height, 2 * csr.num_rows, csr.col.shape[0]) > 2**32 - 1:
         raise ValueError(
-            f"pcsr needs fewer than 2^{32 - height} columns for V = {height} and 2^31 rows, the graph has "
-            f"{csr.num_cols} and {csr.num_rows}; use another kernel"
+            f"pcsr needs fewer than 2^{32 - height} columns for V = {height}, 2^31 rows and 2^32 edges, the graph has "
+            f"{csr.num_cols}, {csr.num_rows} and {csr.col.shape[0]}; use another kernel"
         )
     length = arranged.first.diff()
     pieces = torch.ones_like(length)  # an empty panel has one too, for its zeros

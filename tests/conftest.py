@@ -1,7 +1,7 @@
 """Devices, markers and what may be skipped.
 
-``GSP_REQUIRE=gpu,pyg,dgl`` turns the skips for what is named there into failures, so that a machine that has a GPU
-cannot pass without using it.
+``GSP_REQUIRE=gpu,pyg,dgl,browser`` turns the skips for what is named there into failures, so that a machine that has a
+GPU cannot pass without using it.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from browser import BROWSERS
 from hypothesis import HealthCheck, settings
 
 import gnn_spmm_plugin as gsp
@@ -38,6 +40,8 @@ def _missing(marker: str) -> str | None:
         if not torch.cuda.is_available():
             return "torch sees no GPU"
         return _native.cuda_error
+    if marker == "browser":
+        return None if any(map(shutil.which, BROWSERS)) else f"none of {', '.join(BROWSERS)} is on the PATH"
     try:
         if marker == "dgl":
             getattr(gsp, "import_dgl", lambda: importlib.import_module("dgl"))()
@@ -53,7 +57,7 @@ _reasons: dict[str, str | None] = {}
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     required = {name.strip() for name in os.environ.get("GSP_REQUIRE", "").lower().split(",")}
-    for marker in ("gpu", "pyg", "dgl"):
+    for marker in ("gpu", "pyg", "dgl", "browser"):
         if item.get_closest_marker(marker) is None:
             continue
         if marker not in _reasons:

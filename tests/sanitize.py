@@ -2,9 +2,10 @@
 
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 1 python tests/sanitize.py
 
-Names of dtypes and widths as arguments pick some. Without the caching allocator every tensor is an allocation of its
-own, so that an access one element past its end is seen. Results are compared with the plain-torch reference as well.
-Prints the number of kernel calls.
+Names of dtypes and widths as arguments pick some; tests/sanitizers.py runs all under every tool. Without the caching
+allocator every tensor is an allocation of its own, so that an access one element past its end is seen. Results are
+compared with the plain-torch reference as well. Prints the number of kernel calls; `--names FILE` writes which kernels
+ran.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import sys
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -46,7 +48,19 @@ def check(what: object, ours: Tensor, expected: Tensor, dtype: torch.dtype) -> N
 
 
 def main() -> None:
-    """Runs all cases."""
+    """Runs what the arguments pick."""
+    if "--names" not in sys.argv:
+        return run_all(sys.argv[1:])
+    at = sys.argv.index("--names")
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        run_all(sys.argv[1:at] + sys.argv[at + 2 :])
+    events = profile.profiler.kineto_results.events()
+    Path(sys.argv[at + 1]).write_text("\n".join(sorted({e.name() for e in events if "gsp::cuda::" in e.name()})))
+
+
+def run_all(picked: list[str]) -> None:
+    """All cases, of these dtypes and widths if any is named."""
+    run_builders()
     graph = tiny_graph()
     twin = graph.cpu()  # the reference runs there: a sanitizer slows every kernel of torch down too
     formats = [
@@ -54,8 +68,8 @@ def main() -> None:
         for height, split, schedule in itertools.product((1, 2), (False, True), (None, torch.randperm(13).cuda()))
     ]
     calls = _native.kernel_calls()
-    widths = [int(a) for a in sys.argv[1:] if a.isdecimal()] or WIDTHS
-    names = [a for a in sys.argv[1:] if not a.isdecimal()]
+    widths = [int(a) for a in picked if a.isdecimal()] or WIDTHS
+    names = [a for a in picked if not a.isdecimal()]
     dtypes = [t for t in DTYPES if not names or str(t).removeprefix("torch.") in names]
     for dtype, width, wide in itertools.product(dtypes, widths, (False, True)):
         if wide and width not in (1, 33):
@@ -85,6 +99,47 @@ def main() -> None:
             run_staged(twin, dtype, width)
     torch.cuda.synchronize()
     print(f"{_native.kernel_calls() - calls} kernel calls, all right")
+
+
+def run_builders() -> None:
+    """What makes a graph, in every index type, by counting and by sorting; and the gathers of the speed of light."""
+    g = torch.Generator().manual_seed(1)
+    many = (1 << 18) + 7  # too many to count
+    for nodes, edges, ordered in ((50, 3000, False), (50, 3000, True), (many, 900, False), (many, 900, True)):
+        dst, src = torch.randint(nodes, (2, edges), generator=g)
+        dst = dst.sort().values if ordered else dst
+        for key, wide in itertools.product((torch.int32, torch.int64), (False, True)):
+            given = (dst.to(key), src.to(key))
+            made = _native.from_coo(*(t.cuda() for t in given), nodes, nodes, wide)
+            want = _native.from_coo(*given, nodes, nodes, wide)
+            same("from_coo", made[1:], want[1:])
+            own = made[1:3]
+            same("transpose", _native.transpose(*own, nodes), _native.transpose(*want[1:3], nodes))
+            if not _native.same_coo(*(t.cuda() for t in given), *own) or _native.same_coo(*own, own[1], own[0]):
+                sys.exit("wrong result: same_coo")
+            rowptr, col = made[3], own[1] if made[4] is None else made[4]
+            for scale in (torch.float32, torch.float64):
+                check("inverse degree", _native.inverse_degree(rowptr, scale), want_degree(dst, nodes), torch.float32)
+                for loops in (False, True):
+                    _native.gcn_scales(rowptr, col, loops, scale)
+    col = torch.randint(20, (96,), dtype=torch.int32, generator=g).cuda()
+    for dtype, width, weighted in itertools.product(DTYPES, (1, 2, 4, 8), (False, True)):
+        x, weight = torch.ones(20, width, dtype=dtype).cuda(), torch.ones(96, dtype=dtype).cuda()
+        out = torch.ops.gnn_spmm_plugin._speed_of_light(col, weight if weighted else None, x, 4, 16)
+        if not bool((out <= 16).all()):
+            sys.exit(f"wrong result: speed_of_light {dtype} {width}")
+
+
+def want_degree(dst: Tensor, nodes: int) -> Tensor:
+    """1 / max(degree, 1), in double."""
+    return 1 / torch.bincount(dst, minlength=nodes).clamp(min=1).double()
+
+
+def same(what: str, got: tuple[Tensor | None, ...], want: tuple[Tensor | None, ...]) -> None:
+    """Exits unless both are the same numbers."""
+    for a, b in zip(got, want, strict=True):
+        if (a is None) != (b is None) or (a is not None and b is not None and not torch.equal(a.cpu(), b)):
+            sys.exit(f"wrong result: {what}")
 
 
 def run(graph, dtype, width, heads, csr, perm, plans, csr_t, perm_t, plans_t):  # type: ignore[no-untyped-def]

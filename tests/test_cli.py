@@ -57,10 +57,12 @@ def test_explain(graph: str, tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 def test_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "report.json"
-    assert run("report", "cora", "--width", "16", "64", "--json", str(file)) == 0
-    result = json.loads(file.read_text())
-    assert result["features"]["num_edges"] == 10556 and [p["width"] for p in result["plans"]] == [16, 64]
-    assert "mean_degree" in capsys.readouterr().out
+    page = str(tmp_path / "report.html")
+    assert run("report", "--graph", "cora", "--width", "16", "64", "--json", str(file), "--html", page) == 0
+    (graph,) = json.loads(file.read_text())["graphs"]
+    assert graph["features"]["num_edges"] == 10556 and [p["width"] for p in graph["plans"]] == [16, 64]
+    out = capsys.readouterr().out
+    assert "mean_degree" in out and f"page: {page}" in out
 
 
 def test_bench(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

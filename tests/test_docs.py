@@ -22,7 +22,7 @@ import pytest
 import torch
 
 import gnn_spmm_plugin as gsp
-from gnn_spmm_plugin.cli import _parser
+from gnn_spmm_plugin.cli import parse
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -152,7 +152,7 @@ def test_commands_that_it_shows_are_ones(page: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(argparse.ArgumentParser, "error", complain)
     for line in re.findall(r"^(?: {4}|\$ )?(gnn-spmm (?!COMMAND).*)$", _text(page), re.MULTILINE):
-        _parser().parse_args(shlex.split(line.split("  #")[0].replace("FILE...", "FILE"))[1:])
+        parse(shlex.split(line.split("  #")[0].replace("FILE...", "FILE"))[1:])
 
 
 def test_everything_that_was_measured_says_how() -> None:

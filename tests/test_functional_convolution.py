@@ -29,7 +29,7 @@ CASES = {
 
 
 def problem(case: dict[str, Any], device: str, dtype: torch.dtype = torch.float64) -> tuple[Any, list[Tensor]]:
-    """``f(x, weight, bias, own, root)`` in one step and in parts, and arguments; those that are not asked for, empty."""
+    """``f(x, weight, bias, own, root)`` in one step and in parts, and arguments; those not asked for are empty."""
     generator = torch.Generator().manual_seed(3)
     n = 7
     edges = torch.randint(n, (2, 19), generator=generator)

@@ -114,18 +114,3 @@ def test_a_library_that_does_not_fit(spoil: object, says: str, tmp_path: Path) -
         assert "pip install --force-reinstall" in line
         assert "another version" in line or f"torch {torch.__version__}" in line
     assert done.stderr.count("PyG stays as it is") == pyg  # said once
-
-
-def test_a_torch_without_cuda_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each half of H31 b and its neighbours; on such a machine it is what `kernels` says."""
-    from gnn_spmm_plugin import _native
-
-    monkeypatch.setattr(_native.torch.version, "hip", "6.4", raising=False)
-    assert "ROCm" in str(_native._load_cuda())
-    monkeypatch.setattr(_native.torch.version, "hip", None, raising=False)
-    monkeypatch.setattr(_native.torch.version, "cuda", None)
-    assert "build without CUDA" in str(_native._load_cuda())
-    monkeypatch.setattr(_native.torch.version, "cuda", "13.0")
-    monkeypatch.setattr(_native, "_find", lambda name: None)
-    assert "the package was built without CUDA" in str(_native._load_cuda())
-    assert "GSP_CUDA=ON" in str(_native._load_cuda())

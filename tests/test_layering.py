@@ -13,7 +13,7 @@ PACKAGE = Path(gnn_spmm_plugin.__path__[0])
 
 #: A module may import from lower layers, never from its own or a higher one, unless named in `SAME`.
 LAYERS = (
-    ("_config", "_files", "_table"),
+    ("_config", "_files", "_platform", "_table"),
     ("_native",),
     ("csr",),
     ("graph",),
@@ -37,6 +37,7 @@ LAYERS = (
     ("tune",),
     ("tune_command",),
     ("demo",),
+    ("page",),
     ("cli",),
 )
 SAME = {
@@ -48,7 +49,7 @@ SAME = {
 #: Imported at the call, not at the import of the module: sugar, `Graph.reduce` and `Graph.reorder`.
 FORWARD = {("graph", "functional"), ("graph", "partition"), ("graph", "schedule"), ("plan", "tune")}
 #: The package itself: the version, the folder, and what the command line shows.
-ROOT = {"_native", "cli", "demo", "__main__", "report"}
+ROOT = {"_native", "cli", "demo", "__main__", "report", "page"}
 
 
 def _modules() -> dict[str, list[Path]]:

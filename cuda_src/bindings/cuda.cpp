@@ -37,6 +37,8 @@ class Launch {
             ? ": rebuild the package with this architecture in TORCH_CUDA_ARCH_LIST"
         : error == cudaErrorInsufficientDriver
             ? ": update the driver, or rebuild with an older CUDA toolkit"
+        : error == cudaErrorInvalidConfiguration
+            ? ": more columns than one launch can have; pass the features in parts, x[:, :n]"
             : "";
     STD_TORCH_CHECK(false, what, ": ", cudaGetErrorString(error), " on ", properties.name,
                     " (compute capability ", properties.major, ".", properties.minor, ")", hint);
@@ -61,6 +63,13 @@ int64_t attribute(int device) {
   return found;
 }
 
+// Columns or heads: the kernels have 32 bits for them, and step past the last by some vectors.
+int narrow(const char* what, int64_t count) {
+  STD_TORCH_CHECK(count < (int64_t(1) << 31) - 1024, "got ", count, " ", what,
+                  ", expected fewer than 2^31 - 1024");
+  return static_cast<int>(count);
+}
+
 // Elements between rows of what is gathered; the kernels have 32 bits for as many bytes.
 int64_t row_stride(const char* name, const Tensor& t, const Sizes& sizes) {
   const int64_t stride = t.size(0) > 1 ? t.stride(0) : t.size(1);
@@ -75,8 +84,6 @@ int64_t row_stride(const char* name, const Tensor& t, const Sizes& sizes) {
 cuda::RowSweep sweep_of(const Sizes& sizes, const Tensor& rowptr, const Tensor& col,
                         const OptionalTensor& perm, const OptionalTensor& weight, const Tensor& x,
                         const OptionalTensor& items, const std::vector<int64_t>& config) {
-  STD_TORCH_CHECK(sizes.width <= std::numeric_limits<int32_t>::max(), "got ", sizes.width,
-                  " columns, expected fewer than 2^31");
   STD_TORCH_CHECK(
       config.size() == 9 && *std::min_element(config.begin(), config.end()) >= 0 && config[1] >= 1,
       "config has ", config.size(), " entries, expected the 9 of a plan for this graph");
@@ -117,8 +124,8 @@ cuda::RowSweep sweep_of(const Sizes& sizes, const Tensor& rowptr, const Tensor& 
   p.weight = data_or_null(weight);
   p.rows = sizes.csr.rows;
   p.edges = sizes.csr.edges;
-  p.width = static_cast<int>(sizes.width);
-  p.heads = static_cast<int>(sizes.heads);
+  p.width = narrow("columns", sizes.width);
+  p.heads = narrow("heads", sizes.heads);
   kernel_calls.fetch_add(1, std::memory_order_relaxed);
   return p;
 }
@@ -242,8 +249,8 @@ Tensor pcsr_spmm(const Tensor& rowptr, const Tensor& ptr, const Tensor& col,
   p.pieces = sizes.pieces;
   p.vectors = col.size(0);
   p.num_merges = merges ? merges->size(0) : 0;
-  p.width = static_cast<int>(sizes.width);
-  p.heads = static_cast<int>(sizes.heads);
+  p.width = narrow("columns", sizes.width);
+  p.heads = narrow("heads", sizes.heads);
   set_end(p, result, out, dst_scale, mean, self_x, self_scale, bias, relu);
   p.warps = static_cast<int>(sizes.warps);
   p.fold = static_cast<int>(sizes.fold);
@@ -358,8 +365,8 @@ Tensor edge_dot(const char* what, cuda::EdgeOp op, const Sizes& sizes, int64_t h
   p.b_stride = b.stride(0);
   p.rows = sizes.csr.rows;
   p.edges = sizes.csr.edges;
-  p.width = static_cast<int>(sizes.width);
-  p.heads = static_cast<int>(sizes.heads);
+  p.width = narrow("columns", sizes.width);
+  p.heads = narrow("heads", sizes.heads);
   kernel_calls.fetch_add(1, std::memory_order_relaxed);
   const Launch launch(a);
   launch.check(what, cuda::edge_dot(op, p, launch.stream()));
@@ -391,8 +398,6 @@ Tensor sddmm_tie(const Tensor& rowptr, const Tensor& col, const OptionalTensor& 
 cuda::Pair pair_of(const Sizes& sizes, const Tensor& rowptr, const Tensor& col,
                    const OptionalTensor& perm, const Tensor& a, const Tensor& b, const Tensor& att,
                    double slope) {
-  STD_TORCH_CHECK(sizes.width <= std::numeric_limits<int32_t>::max(), "got ", sizes.width,
-                  " columns, expected fewer than 2^31");
   cuda::Pair p{sizes.dtype, sizes.csr.wide()};
   p.rowptr = rowptr.const_data_ptr();
   p.col = col.const_data_ptr();
@@ -404,8 +409,8 @@ cuda::Pair pair_of(const Sizes& sizes, const Tensor& rowptr, const Tensor& col,
   p.b_stride = row_stride("b", b, sizes);
   p.rows = sizes.csr.rows;
   p.edges = sizes.csr.edges;
-  p.width = static_cast<int>(sizes.width);
-  p.heads = static_cast<int>(sizes.heads);
+  p.width = narrow("columns", sizes.width);
+  p.heads = narrow("heads", sizes.heads);
   p.slope = slope;
   kernel_calls.fetch_add(1, std::memory_order_relaxed);
   return p;
@@ -498,7 +503,7 @@ Tensor softmax(const char* what, const Sizes& sizes, const Tensor& rowptr,
   p.grad = grad != nullptr ? grad->const_data_ptr() : nullptr;
   p.out = out.mutable_data_ptr();
   p.rows = sizes.csr.edges == 0 ? 0 : sizes.csr.rows;
-  p.heads = static_cast<int>(sizes.heads);
+  p.heads = narrow("heads", sizes.heads);
   kernel_calls.fetch_add(1, std::memory_order_relaxed);
   const Launch launch(in);
   launch.check(what, cuda::edge_softmax(p, launch.stream()));
@@ -691,8 +696,6 @@ Tensor speed_of_light(const Tensor& col, const OptionalTensor& weight, const Ten
                   "col and weight must start at a multiple of 16 bytes: call .clone()");
   STD_TORCH_CHECK(rows >= 0 && run > 0 && run % 8 == 0, "got rows = ", rows, ", run = ", run,
                   ", expected rows >= 0 and run a multiple of 8");
-  STD_TORCH_CHECK(x.size(1) <= std::numeric_limits<int32_t>::max(), "got ", x.size(1),
-                  " columns, expected fewer than 2^31");
   STD_TORCH_CHECK(col.size(0) == 0 || x.size(0) > 0,
                   "x has no rows, expected those that col names");
   Tensor out = fast_empty(x, {rows, x.size(1)}, x.scalar_type());
@@ -704,7 +707,7 @@ Tensor speed_of_light(const Tensor& col, const OptionalTensor& weight, const Ten
   p.rows = rows;
   p.edges = col.size(0);
   p.run = run;
-  p.width = static_cast<int>(x.size(1));
+  p.width = narrow("columns", x.size(1));
   const Launch launch(x);
   launch.check("speed_of_light", cuda::speed_of_light(p, launch.stream()));
   return out;

@@ -137,9 +137,12 @@ inline CsrSizes check_csr(const Tensor& rowptr, const Tensor* col, const Optiona
   check_contiguous("rowptr", rowptr);
   STD_TORCH_CHECK(index == ScalarType::Long || edges <= std::numeric_limits<int32_t>::max(),
                   "rowptr is ", index, ", expected int64 for ", edges, " edges");
+  const int64_t rows = rowptr.size(0) - 1;
+  STD_TORCH_CHECK(index == ScalarType::Long || rows <= std::numeric_limits<int32_t>::max(),
+                  "rowptr is ", index, ", expected int64 for ", rows, " rows");
   if (col != nullptr) check_vector("col", *col, edges, index, rowptr);
   if (perm) check_vector("perm", *perm, edges, index, rowptr);
-  return {rowptr.size(0) - 1, edges, index};
+  return {rows, edges, index};
 }
 
 inline CsrSizes check_csr(const Tensor& rowptr, const Tensor& col, const OptionalTensor& perm) {
@@ -257,6 +260,8 @@ inline PcsrSizes check_pcsr_spmm(const Tensor& rowptr, const Tensor& ptr, const 
   STD_TORCH_CHECK(col.dim() == 1 && col.size(0) % 4 == 0, "col has shape ", shape_of(col),
                   ", expected [vectors], a multiple of 4");
   CsrSizes csr = check_csr(rowptr, nullptr, std::nullopt, 0);
+  STD_TORCH_CHECK(csr.rows <= std::numeric_limits<int32_t>::max(), "rowptr has ", csr.rows,
+                  " rows, expected fewer than 2^31");
   csr.edges = col.size(0);
   const int64_t pieces = ptr.size(0) - 1, panels = (csr.rows + height - 1) / height;
   STD_TORCH_CHECK(target ? pieces >= panels : pieces == panels, "ptr has ", pieces, " pieces for ",
@@ -273,10 +278,8 @@ inline PcsrSizes check_pcsr_spmm(const Tensor& rowptr, const Tensor& ptr, const 
   }
   Sizes s = check_features("x", x, csr, rowptr);
   const int64_t apart = x.size(0) > 1 ? x.stride(0) * static_cast<int64_t>(x.element_size()) : 0;
-  STD_TORCH_CHECK(s.width <= std::numeric_limits<int32_t>::max() &&
-                      apart <= std::numeric_limits<uint32_t>::max(),
-                  "x has ", s.width, " columns, and rows that lie ", apart,
-                  " bytes apart, expected fewer than 2^31 and 2^32: call .contiguous()");
+  STD_TORCH_CHECK(apart <= std::numeric_limits<uint32_t>::max(), "x has rows that lie ", apart,
+                  " bytes apart, expected fewer than 2^32: call .contiguous()");
   if (weight) {
     if (weight->dim() == 3) s.heads = check_heads(s.width, weight->size(2));
     if (weight->dim() == 3) {

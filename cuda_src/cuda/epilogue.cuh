@@ -1,6 +1,8 @@
 // What becomes of the sum of a row's messages before it is written: for every kernel that adds.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/launch.h"
 #include "cuda/vec.cuh"
 
@@ -62,19 +64,20 @@ __device__ __forceinline__ void multiply_all(Acc (&v)[kVec], Acc by) {
 }
 
 template <int kVec, typename Acc>
-__device__ __forceinline__ void divide_all(Acc (&v)[kVec], unsigned by) {
-  const Acc inverse = inverse_of(Acc(by));
+__device__ __forceinline__ void divide_all(Acc (&v)[kVec], Acc by) {
+  const Acc inverse = inverse_of(by);
 #pragma unroll
-  for (int i = 0; i < kVec; ++i) v[i] = quotient(v[i], Acc(by), inverse);
+  for (int i = 0; i < kVec; ++i) v[i] = quotient(v[i], by, inverse);
 }
 
 // Writes columns [column, column + kVec) of a row of `length` edges, whose sums are `v`, where the
-// end is plain.
-template <int kVec, typename T>
-__device__ __forceinline__ void finish_plain_sum(const Epilogue<T>& e, int64_t row, int64_t length,
+// end is plain. Length: unsigned, and of 64 bits where a row may have 2^32 edges.
+template <int kVec, typename T, typename Length>
+__device__ __forceinline__ void finish_plain_sum(const Epilogue<T>& e, int64_t row, Length length,
                                                  int column, acc_t<T> (&v)[kVec]) {
+  static_assert(std::is_unsigned_v<Length>);
   if (e.scaled) {
-    if (e.mean) divide_all(v, unsigned(length > 1 ? length : 1));
+    if (e.mean) divide_all(v, acc_t<T>(length > 1 ? length : Length(1)));
     if (e.dst_scale != nullptr) multiply_all(v, e.dst_scale[row]);
   }
   store_as<T>(e.out, row * e.width + column, v);
@@ -82,8 +85,8 @@ __device__ __forceinline__ void finish_plain_sum(const Epilogue<T>& e, int64_t r
 
 // The same for any end: first everything is asked for, then it is added. Products are rounded one
 // by one, whatever is around them, so that every kernel writes the same bits.
-template <int kVec, typename T>
-__device__ __forceinline__ void finish_sum(const Epilogue<T>& e, int64_t row, int64_t length,
+template <int kVec, typename T, typename Length>
+__device__ __forceinline__ void finish_sum(const Epilogue<T>& e, int64_t row, Length length,
                                            int column, acc_t<T> (&v)[kVec]) {
   using Acc = acc_t<T>;
   if (e.plain) return finish_plain_sum<kVec>(e, row, length, column, v);
@@ -105,7 +108,7 @@ __device__ __forceinline__ void finish_sum(const Epilogue<T>& e, int64_t row, in
       for (int i = 0; i < kVec; ++i) bias.v[i] = e.bias[column + i];
     }
   }
-  if (e.mean) divide_all(v, unsigned(length > 1 ? length : 1));
+  if (e.mean) divide_all(v, acc_t<T>(length > 1 ? length : Length(1)));
   if (e.dst_scale != nullptr) multiply_all(v, dst_scale);
   // What a row's edges say already has no part in it, be it infinite.
   if (e.self != nullptr && !(e.self_scale_by_row && self_scale == Acc(0))) {

@@ -46,13 +46,14 @@ struct PcsrArgs {
 // weight may belong to a head and a scale be missing.
 enum class PcsrFactor { kNone, kWeight, kColumn, kAny };
 
-// Edges of a row, where a mean asks for them.
+// Edges of a row, where a mean asks for them; gnn_spmm_plugin/pcsr.py takes graphs of fewer than
+// 2^32.
 template <typename T>
-__device__ __forceinline__ int64_t length_of(const PcsrArgs<T>& a, int row) {
+__device__ __forceinline__ unsigned length_of(const PcsrArgs<T>& a, int row) {
   if (!a.epilogue.mean) return 0;
   const auto* wide = static_cast<const int64_t*>(a.rowptr);
   const auto* narrow = static_cast<const int*>(a.rowptr);
-  return a.wide_rowptr ? wide[row + 1] - wide[row] : narrow[row + 1] - narrow[row];
+  return unsigned(a.wide_rowptr ? wide[row + 1] - wide[row] : narrow[row + 1] - narrow[row]);
 }
 
 // What a group adds up of a piece: kFold vectors of columns a thread.
@@ -194,7 +195,7 @@ __global__ void __launch_bounds__(kThreads, PcsrPiece<T, kRows, kVec, kFold, kFa
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     if (!is_part && row[r] < 0) continue;
-    const int64_t length = is_part ? 0 : length_of(a, row[r]);
+    const unsigned length = is_part ? 0 : length_of(a, row[r]);
 #pragma unroll
     for (int k = 0; k < kFold; ++k) {
       if (!active[k]) continue;

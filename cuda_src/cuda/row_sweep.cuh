@@ -208,14 +208,15 @@ struct AddOp : OpBase<T, Index, kVec, kFold> {
                                                 int64_t length, const Cols& c) {
 #pragma unroll
     for (int k = 0; k < kFold; ++k) {
-      if (c.active[k]) finish_sum<kVec>(a.epilogue, row, length, c.at[k], s.v[k]);
+      if (c.active[k]) finish_sum<kVec>(a.epilogue, row, Position<Index>(length), c.at[k], s.v[k]);
     }
   }
   static __device__ __forceinline__ void finish_plain(const Args& a, State& s, int64_t row,
                                                       int64_t length, const Cols& c) {
 #pragma unroll
     for (int k = 0; k < kFold; ++k) {
-      if (c.active[k]) finish_plain_sum<kVec>(a.epilogue, row, length, c.at[k], s.v[k]);
+      if (c.active[k])
+        finish_plain_sum<kVec>(a.epilogue, row, Position<Index>(length), c.at[k], s.v[k]);
     }
   }
 };
@@ -1008,7 +1009,7 @@ __global__ void __launch_bounds__(kItemThreads, Op::kStreamBlocks)
     at -= unsigned(a.num_pieces);
     if (uint64_t(at) * unsigned(a.bundle) >= uint64_t(a.rows)) return;
     row = int(at) * a.bundle;
-    last = min(row + a.bundle, int(a.rows));
+    last = int(min(int64_t(row) + a.bundle, a.rows));
     j = Pos(a.rowptr[row]);
     end = Pos(a.rowptr[last]);
     row_end = Pos(a.rowptr[row + 1]);

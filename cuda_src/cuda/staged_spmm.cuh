@@ -140,8 +140,8 @@ template <int kVec, typename T>
 __device__ __forceinline__ void finish_staged(const StagedArgs<T>& a, int i, int column,
                                               float (&sum)[kVec]) {
   const int row = a.order[i];
-  finish_sum<kVec>(a.epilogue, row, a.epilogue.mean ? a.rowptr[row + 1] - a.rowptr[row] : 0, column,
-                   sum);
+  finish_sum<kVec>(a.epilogue, row,
+                   unsigned(a.epilogue.mean ? a.rowptr[row + 1] - a.rowptr[row] : 0), column, sum);
 }
 
 // All rows of a block of threads, whose sums are in shared memory.

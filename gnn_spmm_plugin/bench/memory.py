@@ -17,32 +17,57 @@ def peak_memory(fn: Callable[[], Any], device: str) -> int | None:
     On CUDA the allocator says so; on the CPU the profiler's record of every allocation does. None where there is no
     such record.
     """
-    if torch.device(device).type == "cuda":
-        torch.cuda.synchronize()
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        fn()
-        torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated() - before
-    with (
-        _quiet(),
-        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile,
-    ):
-        fn()
+    peak = PeakMemory(device)
+    peak.start()
     try:
-        events = profile.profiler.kineto_results.events()
-        changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
-    except AttributeError:  # another torch
-        return None
-    held = peak = 0
-    for _, change in changes:
-        held += change
-        peak = max(peak, held)
-    return peak if changes else None
+        fn()
+    finally:
+        found = peak.stop()
+    return found
+
+
+class PeakMemory:
+    """What `peak_memory` says, of what happens between `start` and `stop`."""
+
+    def __init__(self, device: str) -> None:
+        self._cuda = torch.device(device).type == "cuda"
+        self._before = 0
+        self._stack = contextlib.ExitStack()
+        self._profile: Any = None
+
+    def start(self) -> None:
+        """From here on."""
+        if self._cuda:
+            torch.cuda.synchronize()
+            self._before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            return
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        self._profile = torch.profiler.profile(activities=activities, profile_memory=True)
+        with quiet():
+            self._stack.enter_context(self._profile)
+
+    def stop(self) -> int | None:
+        """Until here."""
+        if self._cuda:
+            torch.cuda.synchronize()
+            return torch.cuda.max_memory_allocated() - self._before
+        with quiet():
+            self._stack.close()
+        try:
+            events = self._profile.profiler.kineto_results.events()
+            changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+        except AttributeError:  # another torch
+            return None
+        held = peak = 0
+        for _, change in changes:
+            held += change
+            peak = max(peak, held)
+        return peak if changes else None
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without what the profiler's library writes to stderr, past Python."""
     sys.stderr.flush()
     kept = os.dup(2)

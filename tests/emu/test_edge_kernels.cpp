@@ -1,5 +1,6 @@
 // Products per edge, and softmax over the edges of a row, against loops in double.
 #include "kernel_checks.h"
+#include "large_space.h"
 // The launchers themselves, with every dtype they dispatch to.
 #include "cuda/edge_dot.cu"
 #include "cuda/edge_softmax.cu"
@@ -229,10 +230,106 @@ void test_softmax() {
   check_softmax<double>("double softmax", 1, true, {40, 3, 0, 1100});
 }
 
+// ---- Offsets beyond 2^31
+
+void test_far_dots() {
+  FarRow g;
+  Space<float> out(int64_t(600'000'009) * g.kHeads);
+  Space<int> arg((kFar + 1) * kWide);
+  FarRows<float> edge(0, 1);
+  EdgeDot p{};
+  p.dtype = gsp::Dtype::kFloat32;
+  p.rowptr = g.rowptr.data();
+  p.col = g.col.data();
+  p.perm = g.perm.data();
+  p.a = g.a.data();
+  p.b = g.b.data();
+  p.out = out.data();
+  p.a_stride = p.b_stride = p.width = kWide;
+  p.rows = kFar + 1;
+  p.edges = g.kEdges;
+  p.heads = g.kHeads;
+  for (int f = 0; f < kWide; ++f) arg[kFar * kWide + f] = g.perm[f % g.kEdges];
+  for (const EdgeOp op : {EdgeOp::kDot, EdgeOp::kArg, EdgeOp::kTie}) {
+    p.picks = op == EdgeOp::kArg ? static_cast<const void*>(arg.data()) : g.a.data();
+    expect(edge_dot(op, p, nullptr) == cudaSuccess, "the launch failed");
+    for (int j = 0; j < g.kEdges; ++j) {
+      for (int h = 0; h < g.kHeads; ++h) {
+        double want = 0;
+        for (int f = h * 16; f < h * 16 + 16; ++f) {
+          const double left = g.a.at(kFar, f), right = g.b.at(g.col[j], f);
+          const bool taken = op == EdgeOp::kDot   ? true
+                             : op == EdgeOp::kArg ? arg[kFar * kWide + f] == g.perm[j]
+                                                  : left == right;
+          want += taken ? left * right : 0;
+        }
+        const double got = out[int64_t(g.perm[j]) * g.kHeads + h];
+        expect(got == want, "dot %d: edge %d, head %d: got %g, expected %g", int(op), j, h, got,
+               want);
+      }
+    }
+  }
+  // Features of edges, 64 columns each.
+  FarRows<float> far(kFar, 9);
+  for (int j = 0; j < g.kEdges; ++j) g.perm[j] = int(kFar) + (7 * j + 1) % 9;
+  p.edge = far.data();
+  p.edge_stride = kWide;
+  p.heads = 0;
+  expect(edge_dot(EdgeOp::kMessage, p, nullptr) == cudaSuccess, "the launch failed");
+  for (int j = 0; j < g.kEdges; ++j) {
+    double want = 0;
+    for (int f = 0; f < kWide; ++f) {
+      want += g.a.at(kFar, f) * std::max(g.b.at(g.col[j], f) + far.at(g.perm[j], f), 0.0);
+    }
+    expect(out[g.perm[j]] == want, "messages: edge %d: got %g, expected %g", j,
+           double(out[g.perm[j]]), want);
+  }
+}
+
+void test_far_softmax() {
+  FarRow g;
+  const int64_t size = int64_t(600'000'009) * g.kHeads;
+  Space<float> in(size), out(size), back(size);
+  EdgeSoftmax p{};
+  p.dtype = gsp::Dtype::kFloat32;
+  Buffer<int> rowptr(2);
+  rowptr[0] = 0;
+  rowptr[1] = g.kEdges;
+  p.rowptr = rowptr.data();
+  p.perm = g.perm.data();
+  p.in = in.data();
+  p.out = out.data();
+  p.rows = 1;
+  p.heads = g.kHeads;
+  const auto at = [&](int j, int h) { return int64_t(g.perm[j]) * g.kHeads + h; };
+  for (int j = 0; j < g.kEdges; ++j)
+    for (int h = 0; h < g.kHeads; ++h) in[at(j, h)] = float(far_value(j, h)) / 4;
+  expect(edge_softmax(p, nullptr) == cudaSuccess, "the launch failed");
+  p.in = out.data();
+  p.grad = in.data();
+  p.out = back.data();
+  expect(edge_softmax(p, nullptr) == cudaSuccess, "the launch failed");
+  for (int h = 0; h < g.kHeads; ++h) {
+    double sum = 0, dot = 0;
+    for (int j = 0; j < g.kEdges; ++j) sum += std::exp(double(in[at(j, h)]));
+    for (int j = 0; j < g.kEdges; ++j)
+      dot += std::exp(double(in[at(j, h)])) / sum * double(in[at(j, h)]);
+    for (int j = 0; j < g.kEdges; ++j) {
+      const double want = std::exp(double(in[at(j, h)])) / sum, got = out[at(j, h)];
+      const double want_back = want * (double(in[at(j, h)]) - dot), got_back = back[at(j, h)];
+      expect(std::fabs(got - want) < 1e-6 && std::fabs(got_back - want_back) < 1e-6,
+             "softmax: edge %d, head %d: got %g and %g, expected %g and %g", j, h, got, got_back,
+             want, want_back);
+    }
+  }
+}
+
 }  // namespace
 
 int main() {
   test_dot();
   test_softmax();
+  test_far_dots();
+  test_far_softmax();
   return checks::finish();
 }

@@ -1,5 +1,6 @@
 // GATv2's scores and their gradient against loops in double.
 #include "kernel_checks.h"
+#include "large_space.h"
 // The launcher itself, with every dtype that it dispatches to.
 #include "cuda/pair.cu"
 
@@ -181,10 +182,68 @@ void test_find_row() {
   }
 }
 
+// ---- Offsets beyond 2^31
+
+void test_far_pairs() {
+  FarRow g;
+  Space<float> out(int64_t(600'000'009) * g.kHeads);
+  FarRows<float> att(0, 1);
+  Pair p{};
+  p.dtype = gsp::Dtype::kFloat32;
+  p.rowptr = g.rowptr.data();
+  p.col = g.col.data();
+  p.perm = g.perm.data();
+  p.a = g.a.data();
+  p.b = g.b.data();
+  p.att = att.data();
+  p.out = out.data();
+  p.a_stride = p.b_stride = p.width = kWide;
+  p.rows = kFar + 1;
+  p.edges = g.kEdges;
+  p.heads = g.kHeads;
+  p.slope = 0.25;
+  expect(pair(p, nullptr) == cudaSuccess, "the launch failed");
+  const auto slope_of = [&](int j, int f) {
+    return g.a.at(kFar, f) + g.b.at(g.col[j], f) > 0 ? 1 : 0.25;
+  };
+  Space<float> grad(int64_t(600'000'009) * g.kHeads), of_a((kFar + 1) * kWide);
+  Buffer<float> of_att(kWide);
+  for (int j = 0; j < g.kEdges; ++j) {
+    for (int h = 0; h < g.kHeads; ++h) {
+      double want = 0;
+      for (int f = h * 16; f < h * 16 + 16; ++f) {
+        want += att.at(0, f) * slope_of(j, f) * (g.a.at(kFar, f) + g.b.at(g.col[j], f));
+      }
+      const int64_t at = int64_t(g.perm[j]) * g.kHeads + h;
+      expect(out[at] == want, "scores: edge %d, head %d: got %g, expected %g", j, h,
+             double(out[at]), want);
+      grad[at] = float(far_value(j, h));
+    }
+  }
+  p.gradient = true;
+  p.grad = grad.data();
+  p.out = of_a.data();
+  p.out_att = of_att.data();
+  Buffer<int64_t> scratch(size_t(pair_bytes(p)) / 8 + 1);
+  p.scratch = scratch.data();
+  // Without clearing all rows first: they are zeros, and would take memory.
+  expect(launch<float, int, 4>(p, nullptr) == cudaSuccess, "the launch failed");
+  for (int f = 0; f < kWide; ++f) {
+    double want = 0;
+    for (int j = 0; j < g.kEdges; ++j) {
+      want += far_value(j, f / 16) * slope_of(j, f);
+    }
+    want *= att.at(0, f);
+    expect(of_a[kFar * kWide + f] == want, "gradient: column %d: got %g, expected %g", f,
+           double(of_a[kFar * kWide + f]), want);
+  }
+}
+
 }  // namespace
 
 int main() {
   test_find_row();
   test_pair();
+  test_far_pairs();
   return checks::finish();
 }

@@ -1,6 +1,7 @@
 // Sums over PCSR (pcsr_spmm.cuh), against sums in double.
 #include "cuda/pcsr_spmm_launch.cuh"
 #include "kernel_checks.h"
+#include "large_space.h"
 
 namespace {
 
@@ -325,6 +326,41 @@ void test_other(const char* name) {
   }
 }
 
+// ---- Offsets beyond 2^31
+
+void test_far_rows() {
+  // One panel of two rows, and one vector for each column; rows are named by `target`.
+  FarRows<float> x(kFar, 9);
+  Buffer<int> ptr(2), target(2);
+  Buffer<unsigned> col(4);
+  Space<float> out((kFar + 2) * kWide);
+  ptr[0] = 0;
+  ptr[1] = 1;
+  target[0] = int(kFar) + 1;
+  target[1] = int(kFar);
+  const unsigned rows_of[] = {3, 1, 2, 0};  // bit 0: the first row
+  for (int v = 0; v < 4; ++v) col[v] = unsigned(kFar + 2 * v) << 2 | rows_of[v];
+  PcsrSpmm p{};
+  p.dtype = p.out_dtype = gsp::Dtype::kFloat32;
+  p.ptr = ptr.data();
+  p.col = col.data();
+  p.target = target.data();
+  p.x = x.data();
+  p.x_stride = p.width = kWide;
+  p.rows = kFar + 2;
+  p.pieces = 1;
+  p.vectors = 4;
+  p.height = 2;
+  p.out = out.data();
+  expect(pcsr_of<float>(p, nullptr) == cudaSuccess, "the launch failed");
+  for (int f = 0; f < kWide; ++f) {
+    const double first = x.at(kFar, f) + x.at(kFar + 2, f);
+    const double second = x.at(kFar, f) + x.at(kFar + 4, f);
+    expect(out[(kFar + 1) * kWide + f] == first && out[kFar * kWide + f] == second,
+           "pcsr: column %d", f);
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -337,5 +373,6 @@ int main() {
   test_end<double, double>("end, double");
   test_end<__half, __half>("end, half");
   test_end<__nv_bfloat16, float>("end, bfloat16 to float");
+  test_far_rows();
   return checks::finish();
 }

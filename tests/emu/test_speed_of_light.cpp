@@ -1,5 +1,6 @@
 // Gathers without rows: what they add up to, and that an output of the product's size is written.
 #include "kernel_checks.h"
+#include "large_space.h"
 // The launcher with it: its choice of vectors is part of what is tested.
 #include "cuda/speed_of_light.cu"
 
@@ -63,6 +64,29 @@ void check_gathers(Dtype dtype, int width, int vector, int64_t edges, bool weigh
          want);
 }
 
+// ---- Offsets beyond 2^31
+
+void test_far_gathers() {
+  FarRows<float> x(kFar, 9);
+  Buffer<int> col(16);
+  Buffer<float> out(kWide);
+  for (int j = 0; j < 16; ++j) col[j] = int(kFar) + j % 9;
+  SpeedOfLight p{};
+  p.dtype = gsp::Dtype::kFloat32;
+  p.col = col.data();
+  p.x = x.data();
+  p.out = out.data();
+  p.x_stride = p.width = kWide;
+  p.rows = 1;
+  p.edges = p.run = 16;
+  expect(speed_of_light(p, nullptr) == cudaSuccess, "the launch failed");
+  for (int f = 0; f < kWide; ++f) {
+    double want = 0;
+    for (int j = 0; j < 16; ++j) want += x.at(col[j], f);
+    expect(out[f] == want, "gathers: column %d", f);
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -81,5 +105,6 @@ int main() {
   check_gathers<float>(Dtype::kFloat32, 1028, 4, 50, false);  // the second with one vector in it
   check_gathers<float>(Dtype::kFloat32, 16, 4, 0, true);      // no edges: an output all the same
   check_gathers<float>(Dtype::kFloat32, 16, 4, 9000, false, {}, 3);  // fewer outputs than threads
+  test_far_gathers();
   return finish();
 }
