@@ -167,6 +167,38 @@ def test_a_hook_on_all_modules(steps: list[str]) -> None:
     assert len(steps) == 1
 
 
+@pytest.mark.parametrize("positional", [True, False])
+def test_whoever_replaces_what_calls_modules(
+    positional: bool, steps: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As profilers that count operations do: a layer and its linear layers are called for them to see."""
+    layer, (x, edge_index), seen = gsp.accelerate(tg.SAGEConv(6, 4).double()), given("cpu"), []
+    real = nn.Module.__call__
+    expected = layer(x, edge_index)
+    assert len(steps) == 1
+
+    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append(self)
+        return real(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(nn.Module, "__call__", called)
+        found = layer(x, edge_index) if positional else layer(x, edge_index=edge_index)
+    assert {layer, layer.lin_l, layer.lin_r} <= set(seen) and len(steps) == 1
+    torch.testing.assert_close(found, expected)
+    layer(x, edge_index)
+    assert len(steps) == 2
+
+
+@pytest.mark.parametrize("positional", [True, False])
+def test_linear_layers_whose_class_somebody_changed(positional: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, (x, edge_index) = gsp.accelerate(tg.SAGEConv(6, 4).double()), given("cpu")
+    before, own = layer(x, edge_index), type(layer.lin_l).forward
+    monkeypatch.setattr(type(layer.lin_l), "forward", lambda self, x: 2 * own(self, x))
+    found = layer(x, edge_index) if positional else layer(x, edge_index=edge_index)
+    torch.testing.assert_close(found, 2 * before)
+
+
 @pytest.mark.parametrize("method", ["forward", "message", "propagate"])
 def test_a_class_that_somebody_changed(method: str, steps: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     layer, (x, edge_index) = gsp.accelerate(tg.SAGEConv(6, 4).double()), given("cpu")

@@ -297,6 +297,13 @@ class SpMMConv(MessagePassing):
 
 
 _own_propagate = SpMMConv.propagate
+_own_linear = Linear.forward
+_Module: Any = torch.nn.Module
+
+
+def calls_replaced() -> bool:
+    """Whether somebody has replaced what calls modules, as profilers and tracers do to see all calls."""
+    return _Module.__call__ is not _Module._wrapped_call_impl
 
 
 def swaps(lin: Any, x: Tensor) -> bool:
@@ -309,6 +316,8 @@ def swaps(lin: Any, x: Tensor) -> bool:
     if lin._forward_hooks or lin._forward_pre_hooks or lin._backward_hooks or lin._backward_pre_hooks:
         return False
     if "forward" in lin.__dict__:
+        return False
+    if not torch.compiler.is_compiling() and (Linear.forward is not _own_linear or calls_replaced()):
         return False
     return not torch.is_autocast_enabled(x.device.type)
 

@@ -12,14 +12,14 @@ from torch_geometric.nn.dense.linear import Linear
 from ...functional import LINEAR
 from ...functional_convolution import convolve
 from ...graph import Graph
-from ...nn.conv import transforms_first
+from ...nn.conv import calls_replaced, transforms_first
 from . import aggregate
 from .lazy import PLAIN
 
 #: Where a module keeps what has to do with its calls.
 CALLS = tuple(f"_{way}_{when}" for way in ("forward", "backward") for when in ("hooks", "pre_hooks"))
 _WATCHERS = operator.itemgetter(*CALLS)
-_LINEAR = frozenset((Linear, torch.nn.Linear))
+_FORWARDS = {cls: cls.forward for cls in (Linear, torch.nn.Linear)}
 
 
 def watched(module: Any) -> bool:
@@ -30,7 +30,8 @@ def watched(module: Any) -> bool:
 
 def weight_of(lin: Any, x: Tensor) -> Tensor | None:
     """The weight of a linear layer as torch or PyG have it, if it fits `x`; None where the layer has to be called."""
-    if type(lin) not in _LINEAR:
+    cls = type(lin)
+    if cls.forward is not _FORWARDS.get(cls) or calls_replaced():
         return None
     attributes = lin.__dict__
     if any(_WATCHERS(attributes)) or "forward" in attributes:

@@ -23,7 +23,7 @@ from ...derivatives import _is_batched
 from ...functional import LINEAR
 from ...functional_convolution import convolve_unchecked
 from ...graph import Graph
-from ...nn.conv import transforms_first
+from ...nn.conv import calls_replaced, transforms_first
 from ...normalize import gcn_norm
 from . import aggregate, direct
 from .convolved import CALLS, fits, watched, weight_of
@@ -63,6 +63,8 @@ def quick(layer: Any, x: Any, edge_index: Any, record: Record) -> Tensor | None:
         aggr = modules["aggr_module"]
         reduce = aggregate.REDUCTIONS[type(aggr)]
         if any(_WATCHERS(attributes)) or any(_ALL) or decomposed != 1 or not (node_dim == -2 or node_dim == 0):
+            return None
+        if calls_replaced():
             return None
         if watched(aggr) or not _OWN.isdisjoint(attributes) or not direct.installed(cls):
             return None
