@@ -15,8 +15,8 @@ import gnn_spmm_plugin
 PACKAGE = Path(gnn_spmm_plugin.__path__[0])
 NETWORK = {"socket", "ssl", "http", "urllib", "ftplib", "smtplib", "xmlrpc", "asyncio", "requests", "httpx", "aiohttp"}
 UNPICKLING = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
-#: Which may start a program: git, to name the commit that was measured, and the ranks of a bench.
-STARTS = {"bench/results.py", "bench/ranks.py"}
+#: Which may start a program: git, to name the commit that was measured, the ranks of a bench, a report's script.
+STARTS = {"bench/results.py", "bench/ranks.py", "page/script.py"}
 CALLS = {"eval", "exec", "torch.load", "torch.hub.load", "os.system", "os.popen"}
 
 
