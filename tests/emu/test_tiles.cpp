@@ -151,9 +151,14 @@ void check_tiles(const char* name, const std::vector<int>& lengths, Case with,
   p.ptr = ptr->data();
   p.vectors = vectors->data();
   p.bits = bits->data();
-  if (with.weight) {
+  if (with.weight) p.values = values.data();
+  // Where all is finite nothing is summed anew: with these, it would not go unnoticed.
+  Buffer<T> wrong(size_t(g.edges));
+  for (int64_t j = 0; j < g.edges; ++j) wrong[j] = narrow<T>(NAN);
+  if (special == Special::kNone) {
+    p.weight = wrong.data();
+  } else if (with.weight) {
     p.weight = weight.data();
-    p.values = values.data();
   }
   if (with.shuffled) p.window_rows = rows->data();
   if (format.num_slots > 0) p.target = target->data();
