@@ -285,6 +285,8 @@ def _formatted(
             name, (made, reasons) = "natural", dense.prepare(csr, dtype)
             if schedule is not None and schedule != "natural":
                 reasons += ("schedule  not followed: a matrix has its rows as they are",)
+        if kernel.name != "pcsr":
+            reasons += ("unproven  it has run under the emulation of tests/emu alone, on no GPU yet",)
         beside = _without_items(*_lengths(csr.num_rows, csr.col.shape[0]))  # for what runs on the CSR
         features = GraphFeatures.of(csr)
     seconds = time.perf_counter() - start
@@ -425,8 +427,8 @@ def plan(
             will use it more than once. ``"tune"``: warm, as measured to be fastest on this GPU for this very product,
             within 10 seconds or as remembered from before (`gnn_spmm_plugin.tune`); the choice is left to it, and may
             differ from one measurement to the next. Communities that pay come first, as under ``"auto"``.
-        policy: ``"auto"``; ``"ra"`` for the rules of RA-SpMM (`gnn_spmm_plugin.route`): its families of tiles by the
-            kernel tile, of its other kernels the nearest that there is, and `Plan.explain` says which; ``"paramspmm"``
+        policy: ``"auto"``; ``"ra"`` for the rules of RA-SpMM (`gnn_spmm_plugin.route`): of its kernels the nearest that
+            there is, and `Plan.explain` says which; ``"paramspmm"``
             for PCSR under the configuration that the decider chooses, or its rules where there is none (the default
             kernel where PCSR has none: maxima and minima, the CPU); ``"dualgcn"`` for rows by the dual metric
             (`gnn_spmm_plugin.partition`) where the graph is square; or ``"csr"`` for the plain row kernels.

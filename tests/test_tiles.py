@@ -23,6 +23,7 @@ from test_aggregate import close as close_parts
 from test_errors import raw_arguments
 from test_pcsr import Kernels
 from tile_twin import MENDED, on_cpu
+from twins import POLICY
 
 import gnn_spmm_plugin as gsp
 from gnn_spmm_plugin import _native, dense, tiles
@@ -423,6 +424,7 @@ def test_plan(place: str) -> None:
         f"tiles     {plan.format.config}  {f.windows} windows of {f.height} rows",
         f"{f.edges_a_vector:.2f} edges a vector",
         f"{f.fill:.1%} of the tiles are edges",
+        "on no GPU yet",
     ):
         assert part in text, (part, text)
     matrix = gsp.plan(g, 64, kernel="dense")
@@ -489,9 +491,16 @@ def _graph(num_rows: int, degree: list[int], device: str) -> gsp.Graph:
     ],
 )
 def test_families_of_ra(
-    place: str, family: str, degree: list[int], width: int, kernel: str, config: str | None
+    place: str,
+    family: str,
+    degree: list[int],
+    width: int,
+    kernel: str,
+    config: str | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The policy runs tiles where the rules name a family of them; what comes out is right."""
+    monkeypatch.setattr(POLICY, "RA_TILES", True)
     g = _graph(1000, degree, place)
     plan = gsp.plan(g, width, policy="ra")
     text = plan.explain()
@@ -515,11 +524,15 @@ def test_families_of_ra(
     assert cold is None or (cold.format is None and "no tiles for mode cold" in cold.explain())
 
 
-def test_ra_without_tiles() -> None:
-    """On the CPU, as it was: rows as a warm plan lists them."""
-    g = _graph(1000, [20, 21], "cpu")
+def test_ra_without_tiles(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A policy takes none before they have run on a GPU; nor where there is no kernel."""
+    g = _graph(1000, [20, 21], place)
     plan = gsp.plan(g, 128, policy="ra")
-    assert plan.kernel.name == "csr_cpu" and "no tiles for sum on cpu" in plan.explain()
+    assert plan.kernel.name not in BOTH and "before they have run on a GPU" in plan.explain()
+    monkeypatch.setattr(POLICY, "RA_TILES", True)
+    monkeypatch.setattr(POLICY, "KERNELS", ())
+    plan = gsp.plan(g, 128, policy="ra")
+    assert plan.kernel.name not in BOTH and f"no tiles for sum on {place}" in plan.explain()
 
 
 def test_auto_takes_none(place: str) -> None:
