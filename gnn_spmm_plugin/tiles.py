@@ -203,8 +203,8 @@ class Tiles:
     _values: KeptWeight = field(default_factory=KeptWeight, repr=False)
 
     def takes(self, weight: Tensor | None, x: Tensor) -> bool:
-        """Whether there are tiles for these operands: of float64, and of weights by heads, there are none."""
-        return x.dtype in DTYPES and (weight is None or weight.dim() == 1)
+        """Whether there are tiles for these operands: none of float64, of weights by heads, of no columns."""
+        return x.dtype in DTYPES and x.shape[1] > 0 and (weight is None or weight.dim() == 1)
 
     def values(self, weight: Tensor) -> Tensor:
         """`weight`, ``[E]`` in row order, in tiles: ``[groups, H, 16]``. Where no edge is, it means nothing."""

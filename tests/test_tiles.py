@@ -363,6 +363,18 @@ def test_aggregate(place: str, dtype: torch.dtype, kernel: str, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("kernel", BOTH)
+@pytest.mark.parametrize("shape", [(0, 8, 0), (5, 0, 4), (5, 8, 0), (1, 1, 0), (0, 0, 8)], ids=str)
+def test_nothing_to_do(place: str, shape: tuple[int, int, int], kernel: str) -> None:
+    """No columns, no sources, no destinations; rows of features that lie anyhow."""
+    num_src, num_dst, width = shape
+    g = gsp.Graph.from_edge_index(torch.empty(2, 0, dtype=torch.int64, device=place), (num_src, num_dst))
+    for dtype in DTYPES:
+        x = torch.ones(num_src, 2 * width + 3, dtype=dtype, device=place)[:, 1 : 1 + width]
+        out = gsp.spmm(g, x, plan=any_plan(g, kernel))
+        assert out.shape == (num_dst, width) and out.dtype == dtype and not bool(out.any())
+
+
+@pytest.mark.parametrize("kernel", BOTH)
 def test_second_derivatives(place: str, kernel: str) -> None:
     g = NAMED["parallel"].graph(place)
     x = values((3, 2), torch.float64, 1, device=place).requires_grad_()
