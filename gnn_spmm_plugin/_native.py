@@ -22,9 +22,9 @@ NAMESPACE = "gnn_spmm_plugin"
 #: dtypes of features and weights that there are kernels for
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _OPS = (
-    "spmm row_sum pcsr_spmm spmm_arg spmm_arg_backward spmm_tie_count spmm_tie_backward sddmm sddmm_arg sddmm_tie "
-    "pair_score pair_gradient edge_sum edge_sum_backward edge_sum_dot edge_softmax edge_softmax_backward from_coo "
-    "transpose inverse_degree gcn_scales same_coo"
+    "spmm row_sum pcsr_spmm tile_spmm tile_end spmm_arg spmm_arg_backward spmm_tie_count spmm_tie_backward sddmm "
+    "sddmm_arg sddmm_tie pair_score pair_gradient edge_sum edge_sum_backward edge_sum_dot edge_softmax "
+    "edge_softmax_backward from_coo transpose inverse_degree gcn_scales same_coo"
 ).split()
 
 
@@ -181,6 +181,8 @@ def _bind(name: str) -> Any:
     spmm,
     row_sum,
     pcsr_spmm,
+    tile_spmm,
+    tile_end,
     spmm_arg,
     spmm_arg_backward,
     spmm_tie_count,
@@ -253,6 +255,47 @@ def _fake_pcsr_spmm(
     src_scale: Tensor | None,
     dst_scale: Tensor | None,
     config: list[int],
+    mean: bool,
+    self_x: Tensor | None = None,
+    self_scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    relu: bool = False,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    return x.new_empty((_rows(rowptr), x.shape[1]), dtype=out_dtype)
+
+
+def _fake_tile_spmm(
+    rowptr: Tensor,
+    col: Tensor,
+    weight: Tensor | None,
+    ptr: Tensor,
+    vectors: Tensor,
+    bits: Tensor,
+    values: Tensor | None,
+    rows: Tensor | None,
+    target: Tensor | None,
+    merges: Tensor | None,
+    x: Tensor,
+    dst_scale: Tensor | None,
+    config: list[int],
+    mean: bool,
+    self_x: Tensor | None = None,
+    self_scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    relu: bool = False,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    return x.new_empty((_rows(rowptr), config[3]), dtype=out_dtype)
+
+
+def _fake_tile_end(
+    rowptr: Tensor,
+    col: Tensor,
+    weight: Tensor | None,
+    x: Tensor,
+    sums: Tensor,
+    dst_scale: Tensor | None,
     mean: bool,
     self_x: Tensor | None = None,
     self_scale: Tensor | None = None,

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from .features import MatrixFeatures
 from .pcsr import Config
 from .schedule import BLOCKS, SCHEDULES, SQUARE, UNSPLIT, Layout
+from .tiles import TileConfig
 
 #: Numbers that the kernels can do with; names come from files.
 _NUMBER = r"(\d{1,6})"
 _LAYOUT = re.compile(rf"c{_NUMBER}\.w{_NUMBER}\.l{_NUMBER}(?:\.b(\d{{1,3}}))?", re.ASCII)
 _PLAIN = re.compile(r"(csr|blocks)(?:\.b(\d{1,3}))?", re.ASCII)
 _CONFIG = re.compile(r"W([1248])\.F([1-8])\.V([12])\.S([01])")
+_TILES = re.compile(rf"T(8|16)\.S{_NUMBER}", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -23,18 +25,19 @@ class Candidate:
     """A way to take rows; as text ``rules``, ``csr.b4``, ``c64.w1024.l32``, ``degree/c256.w0.l256``, ``W4.F1.V2.S1``.
 
     Attributes:
-        rows: a `Layout` for the kernel csr_dual (``csr`` and ``blocks``: without a list), a `Config` for pcsr; None: of
-            csr_dual, by the rules.
+        rows: a `Layout` for the kernel csr_dual (``csr`` and ``blocks``: without a list), a `Config` for pcsr, a
+            `TileConfig` (``T8.S0``) for tile; None: of csr_dual, by the rules.
         schedule: a name of `gnn_spmm_plugin.schedule.SCHEDULES`.
     """
 
-    rows: Layout | Config | None = None
+    rows: Layout | Config | TileConfig | None = None
     schedule: str = "natural"
 
     @property
     def kernel(self) -> str:
         """Name of the kernel."""
-        return "pcsr" if isinstance(self.rows, Config) else "csr_dual"
+        rows = self.rows
+        return "pcsr" if isinstance(rows, Config) else "tile" if isinstance(rows, TileConfig) else "csr_dual"
 
     @property
     def layout(self) -> Layout | None:
@@ -46,9 +49,16 @@ class Candidate:
         """`rows`, of pcsr."""
         return self.rows if isinstance(self.rows, Config) else None
 
+    @property
+    def tiles(self) -> TileConfig | None:
+        """`rows`, of tile."""
+        return self.rows if isinstance(self.rows, TileConfig) else None
+
     def __str__(self) -> str:
         r = self.rows
-        if r is None:
+        if isinstance(r, TileConfig):
+            text = str(r)
+        elif r is None:
             text = "rules"
         elif isinstance(r, Config):
             text = f"W{r.W}.F{r.F}.V{r.V}.S{int(r.S)}"
@@ -67,7 +77,7 @@ class Candidate:
         schedule, _, name = text.rpartition("/")
         if schedule and schedule not in SCHEDULES:
             raise ValueError(f"candidate {text!r} has a schedule that is none of {', '.join(SCHEDULES)}")
-        rows: Layout | Config | None
+        rows: Layout | Config | TileConfig | None
         if name == "rules":
             rows = None
         elif found := _LAYOUT.fullmatch(name):
@@ -80,8 +90,12 @@ class Candidate:
             rows = Layout(plain.chunk, plain.window, plain.long, max(1, int(found[2] or 1)))
         elif found := _CONFIG.fullmatch(name):
             rows = Config(int(found[1]), int(found[2]), int(found[3]), found[4] == "1")
+        elif found := _TILES.fullmatch(name):
+            rows = TileConfig(int(found[1]), int(found[2]))
         else:
-            raise ValueError(f"{text!r} is no candidate; they look like rules, csr.b4, c64.w1024.l32, W4.F1.V2.S1")
+            raise ValueError(
+                f"{text!r} is no candidate; they look like rules, csr.b4, c64.w1024.l32, W4.F1.V2.S1, T8.S0"
+            )
         return cls(rows, schedule or "natural")
 
 

@@ -36,11 +36,16 @@ class KeptWeight:
         """``weight[index]``; `index` is always the same."""
         if torch.compiler.is_compiling():
             return weight.index_select(0, index)
-        given = (weight,)
+        return self.made(lambda: per_edge_rows(weight, index), weight)
+
+    def made(self, make: Callable[[], Tensor], *given: Tensor) -> Tensor:
+        """``make()`` of what is `given`, alone or together with what never changes."""
+        if torch.compiler.is_compiling():
+            return make()
         _, kept = self._find(given)
         if kept is None:
             counters["weight_permutes"] += 1
-            kept = per_edge_rows(weight, index)
+            kept = make()
             self._keep(given, kept)
         return kept
 

@@ -158,7 +158,7 @@ def _by_head(x: Tensor, heads: int) -> Tensor:
 def _row_sum(csr: Csr, plan: Plan, x: Tensor, mean: bool) -> Tensor:
     if not x.is_contiguous():
         x = _rows_first(x)
-    if plan.items is None and plan.pcsr is None:
+    if plan.items is None and plan.format is None:
         return _native.row_sum(csr.rowptr, csr.col, x, plan.lengths, mean)  # type: ignore[no-any-return]
     return _sum_raw(csr, plan, x, None, None, None, mean)
 
@@ -196,8 +196,8 @@ def _sum_raw(
     *end: Any,
 ) -> Tensor:
     """The kernel of a plan; `weight` in the caller's order, otherwise as ``_native.spmm``."""
-    if p.pcsr is not None:
-        return p.pcsr.product(csr.rowptr, weight, x, src_scale, dst_scale, mean, *end)
+    if p.format is not None and p.format.takes(weight, x):
+        return p.format.product(csr, weight, x, src_scale, dst_scale, mean, *end)
     w = None if weight is None else csr.in_row_order(weight)
     if p.mode == "cold":
         return _native.spmm(csr.rowptr, csr.col, w, x, src_scale, dst_scale, None, p.config, mean, *end)  # type: ignore[no-any-return]
@@ -254,7 +254,7 @@ class _Linear(torch.autograd.Function):
         # Of weighted sums, means and what `functional_aggregate` adds, it gains nothing: measured.
         if weight is None and mean is None and ctx.needs_input_grad[0] and _transposes_quickly(core, x):
             csr, p = _planned(core, not flipped, None)
-            ctx.prepared = None if p.items is not None or p.pcsr is not None else (csr.rowptr, csr.col, p.lengths)
+            ctx.prepared = None if p.items is not None or p.format is not None else (csr.rowptr, csr.col, p.lengths)
         return _linear_raw(core, flipped, x, weight, mean, plan)
 
     @staticmethod

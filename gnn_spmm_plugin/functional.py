@@ -142,7 +142,7 @@ def spmm(
                 p = default_plan(core, csr)
             if x.requires_grad and torch.is_grad_enabled():
                 return _apply_linear(_unwrap(x), None, core, flipped, "rows" if reduce == "mean" else None, p)
-            if p.items is None and p.pcsr is None and x.is_contiguous():
+            if p.items is None and p.format is None and x.is_contiguous():
                 try:
                     return _native.row_sum_eager(csr.rowptr, csr.col, x, p.lengths, reduce == "mean")  # type: ignore[no-any-return]
                 except RuntimeError as error:

@@ -74,7 +74,26 @@ KERNELS = (
         "PCSR of ParamSpMM",
         ("sum", "mean"),
     ),
+    Kernel(
+        "tile",
+        "cuda",
+        "windows of 8 or 16 rows whose distinct columns share loads, by the tensor cores; long windows in pieces "
+        "merged in fixed order; built once",
+        "row windows of TC-GNN and FlashSparse, families of RA-SpMM",
+        ("sum", "mean"),
+    ),
+    Kernel(
+        "dense",
+        "cuda",
+        "a small dense graph as a matrix, one GEMM by torch",
+        "cuBLAS",
+        ("sum", "mean"),
+    ),
 )
+
+
+#: Kernels that read a format which has to be built: there is no cold plan of them.
+BUILT = ("pcsr", "tile", "dense")
 
 
 def kernels() -> list[dict[str, object]]:

@@ -237,9 +237,13 @@ class Pcsr:
         """
         return self._kept.permuted(weight, self.edge.view(-1)).view(-1, self.config.V, *weight.shape[1:])
 
+    def takes(self, weight: Tensor | None, x: Tensor) -> bool:
+        """Whether the kernel is for these operands: it is for all."""
+        return True
+
     def product(
         self,
-        rowptr: Tensor,
+        csr: Csr,
         weight: Tensor | None,
         x: Tensor,
         src_scale: Tensor | None,
@@ -251,7 +255,18 @@ class Pcsr:
         config = [self.config.W, self.config.F, self.config.V, self.slots]
         values = None if weight is None else self.values(weight)
         return _native.pcsr_spmm(  # type: ignore[no-any-return]
-            rowptr, self.ptr, self.col, self.target, self.merges, values, x, src_scale, dst_scale, config, mean, *end
+            csr.rowptr,
+            self.ptr,
+            self.col,
+            self.target,
+            self.merges,
+            values,
+            x,
+            src_scale,
+            dst_scale,
+            config,
+            mean,
+            *end,
         )
 
     def nbytes(self) -> int:

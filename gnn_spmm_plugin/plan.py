@@ -12,18 +12,19 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from . import dense, pcsr, tiles
 from ._config import counters, env, log
 from .candidate import RULES, Candidate
 from .csr import Core, Csr, _refuse_capture, capturing
+from .decider import Decision
 from .features import GraphFeatures
 from .graph import Graph
-from .kernels import DTYPES, KERNELS, REDUCES, Kernel, check_reduce, for_device
-from .pcsr import Config, Pcsr, prepare
+from .kernels import BUILT, DTYPES, KERNELS, REDUCES, Kernel, check_reduce, for_device
 from .policy import BY_RULES, POLICIES, by_policy, decided
 from .reuse import cached_rows, can_pay
 from .router import SMALL_EDGES
@@ -51,6 +52,28 @@ COMMUNITY_AFTER = 64
 
 #: Rows of fewer edges are read faster where those of a schedule lie together; long ones fill cache lines anyway.
 MOVE_DEGREE = 64
+
+
+class Format(Protocol):
+    """A graph as a kernel reads it that does not read the CSR arrays: see `pcsr`, `tiles`, `dense`."""
+
+    def takes(self, weight: Tensor | None, x: Tensor) -> bool:
+        """Whether the kernel is for these operands; what it is not for runs on the CSR arrays."""
+
+    def product(
+        self,
+        csr: Csr,
+        weight: Tensor | None,
+        x: Tensor,
+        src_scale: Tensor | None,
+        dst_scale: Tensor | None,
+        mean: bool,
+        *end: Any,
+    ) -> Tensor:
+        """As ``_native.spmm``, but `weight` in the caller's order."""
+
+    def nbytes(self) -> int:
+        """Bytes held."""
 
 
 def _without_items(long_row: int, chunk: int) -> list[int]:
@@ -90,7 +113,7 @@ class Plan:
         reasons: why this and not another, line by line.
         build_seconds: host time it took to build.
         request: width, dtype and reduction that it was asked for, where it was asked for explicitly.
-        pcsr: the format that the kernel of this name reads, or None.
+        format: what kernels read that do not read the CSR arrays, or None.
         moved: the graph as the kernel reads it, where the schedule is not its own order: see
             `gnn_spmm_plugin.schedule.move_edges`.
         settled: as the plan of calls that ask for nothing special it stays; else further use may replace it.
@@ -108,7 +131,7 @@ class Plan:
     build_seconds: float
     schedule: str = "natural"
     request: tuple[int, torch.dtype, str] | None = None
-    pcsr: Pcsr | None = field(default=None, repr=False)
+    format: Format | None = field(default=None, repr=False)
     stage: Stage = field(default_factory=Stage, repr=False)
     moved: Csr | None = field(default=None, repr=False)
     settled: bool = True
@@ -123,7 +146,7 @@ class Plan:
         """Bytes held besides the graph itself."""
         moved: tuple[Tensor | None, ...] = () if self.moved is None else (self.moved.col, self.moved.perm)
         held = [t for t in (self.items, self.stage.get("stage"), *moved) if t is not None]
-        return sum(t.numel() * t.element_size() for t in held) + (0 if self.pcsr is None else self.pcsr.nbytes())
+        return sum(t.numel() * t.element_size() for t in held) + (0 if self.format is None else self.format.nbytes())
 
     def explain(self) -> str:
         """What runs and why, as a short text."""
@@ -240,24 +263,35 @@ def _warm(csr: Csr, kernel: Kernel, schedule: str | Tensor | None = None, rows: 
     return Plan(kernel, "warm", owner, items, config, features, tuple(reasons), seconds, name, stage=stage, moved=moved)
 
 
-def _pcsr(
+def _formatted(
     csr: Csr,
     kernel: Kernel,
     width: int,
     dtype: torch.dtype,
     schedule: str | Tensor | None = None,
-    config: Config | None = None,
+    candidate: Candidate = RULES,
 ) -> Plan:
-    _refuse_capture("gnn_spmm_plugin would have to build the format of kernel pcsr")
+    """A plan of a kernel that reads a format of its own."""
+    _refuse_capture(f"gnn_spmm_plugin would have to build the format of kernel {kernel.name}")
     counters["plans_built"] += 1
     start = time.perf_counter()
+    made: Format
     with torch.no_grad():
-        made, name, reasons = prepare(csr, width, dtype, schedule, config)
+        if kernel.name == "pcsr":
+            made, name, reasons = pcsr.prepare(csr, width, dtype, schedule, candidate.config)
+        elif kernel.name == "tile":
+            made, name, reasons = tiles.prepare(csr, width, dtype, schedule, candidate.tiles)
+        else:
+            name, (made, reasons) = "natural", dense.prepare(csr, dtype)
+            if schedule is not None and schedule != "natural":
+                reasons += ("schedule  not followed: a matrix has its rows as they are",)
+        if kernel.name != "pcsr":
+            reasons += ("unproven  it has run under the emulation of tests/emu alone, on no GPU yet",)
         beside = _without_items(*_lengths(csr.num_rows, csr.col.shape[0]))  # for what runs on the CSR
         features = GraphFeatures.of(csr)
     seconds = time.perf_counter() - start
     log.info("plan: %s, %d rows, %d edges, %s", kernel.name, csr.num_rows, csr.col.shape[0], "; ".join(reasons))
-    return Plan(kernel, "warm", weakref.ref(csr), None, beside, features, reasons, seconds, name, pcsr=made)
+    return Plan(kernel, "warm", weakref.ref(csr), None, beside, features, reasons, seconds, name, format=made)
 
 
 def default_plan(core: Core, csr: Csr) -> Plan:
@@ -286,7 +320,7 @@ def default_plan(core: Core, csr: Csr) -> Plan:
     kernel = for_device(core.device, env("GSP_KERNEL"))
     _check_mode(kernel, mode)
     early = mode == "cold" or (mode == "auto" and not (ripe or pinned))
-    if kernel.name != "pcsr" and (early or capturing(core.device)):
+    if kernel.name not in BUILT and (early or capturing(core.device)):
         if current is None:
             current = _cold(csr, kernel, f"use {csr.uses + 1}; warm from use {WARM_AFTER} on")
             csr.plan = current
@@ -303,7 +337,7 @@ def default_plan(core: Core, csr: Csr) -> Plan:
 
 
 def _may_choose_order(csr: Csr, kernel: Kernel) -> bool:
-    return kernel.name != "pcsr" and csr.col.dtype == torch.int32
+    return kernel.name not in BUILT and csr.col.dtype == torch.int32
 
 
 def _schedule_at_last(csr: Csr, current: Plan) -> Plan:
@@ -355,14 +389,16 @@ def build_candidate(
 ) -> Plan:
     """A warm plan of a candidate, not kept with the graph; whoever runs out of memory hears it."""
     order = candidate.schedule if schedule is None else schedule
-    if kernel.name == "pcsr":
-        return _pcsr(csr, kernel, width, dtype, order, candidate.config)
+    if kernel.name in BUILT:
+        return _formatted(csr, kernel, width, dtype, order, candidate)
     return _warm(csr, kernel, order, candidate.layout)
 
 
 def _check_mode(kernel: Kernel, mode: str) -> None:
-    if mode == "cold" and kernel.name == "pcsr":
-        raise ValueError("kernel 'pcsr' reads a format that has to be built: use mode='auto' or 'warm', not 'cold'")
+    if mode == "cold" and kernel.name in BUILT:
+        raise ValueError(
+            f"kernel {kernel.name!r} reads a format that has to be built: use mode='auto' or 'warm', not 'cold'"
+        )
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
@@ -392,10 +428,10 @@ def plan(
             within 10 seconds or as remembered from before (`gnn_spmm_plugin.tune`); the choice is left to it, and may
             differ from one measurement to the next. Communities that pay come first, as under ``"auto"``.
         policy: ``"auto"``; ``"ra"`` for the rules of RA-SpMM (`gnn_spmm_plugin.route`): of its kernels the nearest that
-            there is, and `Plan.explain` says which; ``"paramspmm"`` for PCSR under the configuration that the decider
-            chooses, or its rules where there is none (the default kernel where PCSR has none: maxima and minima, the
-            CPU); ``"dualgcn"`` for rows by the dual metric (`gnn_spmm_plugin.partition`) where the graph is square; or
-            ``"csr"`` for the plain row kernels.
+            there is, and `Plan.explain` says which; ``"paramspmm"``
+            for PCSR under the configuration that the decider chooses, or its rules where there is none (the default
+            kernel where PCSR has none: maxima and minima, the CPU); ``"dualgcn"`` for rows by the dual metric
+            (`gnn_spmm_plugin.partition`) where the graph is square; or ``"csr"`` for the plain row kernels.
         kernel: name of a kernel (see `kernels`), instead of a choice. `GSP_KERNEL` does the same.
         schedule: order in which rows are processed: ``"natural"``, ``"degree"`` (longest first), ``"dual_metric"`` (see
             `gnn_spmm_plugin.partition`), ``"rcm"`` (reverse Cuthill-McKee, needs scipy), ``"community"`` (see
@@ -430,15 +466,18 @@ def plan(
         from .tune import tuned
 
         decision, mode = measured(tuned(graph, width, dtype, reduce)), "warm"
-    choice = by_policy(policy, csr, width, reduce, mode)
+    choice = by_policy(policy, csr, width, dtype, reduce, mode)
     asked = kernel or env("GSP_KERNEL") or choice.kernel
     chosen = for_device(graph.device, asked)
     check_reduce(chosen, reduce)
     _check_mode(chosen, mode)
     if mode == "auto":
-        mode = "warm" if schedule is not None or chosen.name == "pcsr" else choice.mode
+        mode = "warm" if schedule is not None or chosen.name in BUILT else choice.mode
     reasons = choice.reasons
-    if schedule is None and mode == "warm":
+    if choice.candidate != RULES and chosen.name == choice.kernel and mode == "warm":
+        decision = Decision(choice.candidate, ())
+        schedule = choice.schedule if schedule is None else schedule
+    elif schedule is None and mode == "warm":
         schedule = choice.schedule
         if policy == "auto" and _may_choose_order(csr, chosen):
             schedule, why = schedule_that_pays(csr, cached_rows(graph.device))
@@ -456,9 +495,9 @@ def plan(
         raise ValueError("a schedule has to be prepared: use mode='auto' or 'warm', not 'cold'")
     kept: dict[Any, Any] = csr.plans if named else {}  # a permutation is the caller's, who keeps the plan
     request = (width, dtype, reduce)
-    # What is prepared depends on the structure alone: every width, dtype and reduction shares it. Of PCSR, the arrays
-    # do, and every reduction shares the rest.
-    prepared = (mode, chosen.name, named, str(decision.candidate), request[:2] if chosen.name == "pcsr" else ())
+    # What is prepared depends on the structure alone: every width, dtype and reduction shares it. Of a format, the
+    # arrays do, and every reduction shares the rest.
+    prepared = (mode, chosen.name, named, str(decision.candidate), request[:2] if chosen.name in BUILT else ())
     reasons += decision.reasons
     key = (request, prepared, reasons)
     made: Plan | None = kept.get(key)

@@ -4,55 +4,73 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
-from .candidate import RULES
+from .candidate import RULES, Candidate
 from .csr import Csr
 from .decider import FOLDER, Decision, DeviceFacts, choose, shipped
 from .features import GraphFeatures, MatrixFeatures
 from .kernels import KERNELS
 from .router import ra_route
+from .tiles import DTYPES as TILE_DTYPES
+from .tiles import TileConfig
 
 POLICIES = ("auto", "ra", "paramspmm", "dualgcn", "csr")
 
-#: What runs of the families of RA-SpMM: a mode, a schedule, and what to say. They have other kernels, and tiles.
+#: Groups of vectors after which RA-SpMM cuts a window in SEGMENT_HYBRID: 64 of its own, of 8 vectors.
+_SEGMENT = 32
+
+
+#: Whether the policy ``"ra"`` takes the kernel tile. It has run under the emulation of tests/emu alone: not before
+#: tests/tiles_gpu.sh has passed on a GPU, as what nobody asked for by name has to be right.
+RA_TILES = False
+
+
+class _Here(NamedTuple):
+    """What runs of a family: a mode, a schedule, how windows are cut where it has tiles, and what to say."""
+
+    mode: str
+    schedule: str | None
+    tiles: TileConfig | None
+    what: str
+
+
+#: Of the families of RA-SpMM. Those without tiles have other kernels there.
 _RA_HERE = {
-    "CSR_DIRECT": ("cold", None, "rows straight from the CSR arrays"),
-    "ZERO_OVERHEAD_CSR": ("warm", "degree", "rows by falling length, long ones in pieces"),
-    "SEGMENT_HYBRID": ("warm", None, "no tile kernel; long rows in pieces, merged in order"),
-    "TC_DIRECT": ("warm", None, "no tile kernel; rows as a warm plan lists them"),
-    "COMMUNITY_TC": ("warm", "community", "no tile kernel; rows by communities where sources are destinations"),
-    "CUSPARSE": ("cold", None, "rows straight from the CSR arrays, which have the same bits in every run"),
+    "CSR_DIRECT": _Here("cold", None, None, "rows straight from the CSR arrays"),
+    "ZERO_OVERHEAD_CSR": _Here("warm", "degree", None, "rows by falling length, long ones in pieces"),
+    "SEGMENT_HYBRID": _Here("warm", None, TileConfig(8, _SEGMENT), "tiles, long windows in pieces, merged in order"),
+    "TC_DIRECT": _Here("warm", None, TileConfig(8), "tiles of rows as they are"),
+    "COMMUNITY_TC": _Here("warm", "community", TileConfig(8), "tiles of rows by communities"),
+    "CUSPARSE": _Here("cold", None, None, "rows straight from the CSR arrays, which have the same bits in every run"),
 }
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What a policy insists on: a kernel ("" for the default one), a mode and a schedule, and what there is to say."""
+    """What a policy insists on.
+
+    Attributes:
+        kernel: "" for the default one.
+        mode, schedule: as of a plan.
+        candidate: how the kernel takes the rows, where the policy says that, too.
+        reasons: what there is to say.
+    """
 
     kernel: str = ""
     mode: str = "warm"
     schedule: str | None = None
+    candidate: Candidate = RULES
     reasons: tuple[str, ...] = ()
 
 
-def by_policy(policy: str, csr: Csr, width: int, reduce: str, mode: str) -> Choice:
+def by_policy(policy: str, csr: Csr, width: int, dtype: torch.dtype, reduce: str, mode: str) -> Choice:
     """What `policy` insists on for a product of `width` columns."""
     device = csr.col.device.type
     if policy == "ra":
-        f = GraphFeatures.of(csr)
-        found = ra_route(f.num_rows, f.mean_degree, f.degree_cv, width)
-        here_mode, schedule, what = _RA_HERE[found.family]
-        if schedule == "community" and csr.num_rows != csr.num_cols:
-            schedule = None
-        numbers = f"{f.num_rows:,} rows, mean degree {f.mean_degree:.2f}, degree_cv {f.degree_cv:.2f}, width {width}"
-        reasons = (
-            f"ra        {numbers}",
-            f"ra        {found.reason} -> {found.family} in {found.precision}",
-            f"ra        here: {what}, in the dtype of the features",
-        )
-        return Choice("", here_mode, schedule, reasons)
+        return _ra(csr, width, dtype, reduce, mode)
     if policy == "dualgcn":
         if csr.num_rows != csr.num_cols:
             return Choice(reasons=("dualgcn   walks need sources that are destinations: rows as they are",))
@@ -65,6 +83,41 @@ def by_policy(policy: str, csr: Csr, width: int, reduce: str, mode: str) -> Choi
         return Choice("pcsr")
     why = f"paramspmm has no kernel for {reduce} on {device}, mode {mode}: the default one instead"
     return Choice(reasons=(why,))
+
+
+def _ra(csr: Csr, width: int, dtype: torch.dtype, reduce: str, mode: str) -> Choice:
+    f = GraphFeatures.of(csr)
+    found = ra_route(f.num_rows, f.mean_degree, f.degree_cv, width)
+    here = _RA_HERE[found.family]
+    square = csr.num_rows == csr.num_cols
+    schedule = here.schedule if here.schedule != "community" or square else None
+    missing = _no_tiles(csr, dtype, reduce, mode) if here.tiles is not None else ""
+    what = here.what if square or here.schedule != "community" else "tiles of rows as they are: no square matrix"
+    if missing:
+        by_communities = "by communities" if schedule else "as a warm plan lists them"
+        what = f"no tiles for {missing}; rows {by_communities}"
+    reasons = (
+        f"ra        {f.num_rows:,} rows, mean degree {f.mean_degree:.2f}, degree_cv {f.degree_cv:.2f}, width {width}",
+        f"ra        {found.reason} -> {found.family} in {found.precision}",
+        f"ra        here: {what}, in the dtype of the features",
+    )
+    if here.tiles is None or missing:
+        return Choice("", here.mode, schedule, reasons=reasons)
+    return Choice("tile", here.mode, schedule, Candidate(here.tiles), reasons)
+
+
+def _no_tiles(csr: Csr, dtype: torch.dtype, reduce: str, mode: str) -> str:
+    """What there are no tiles for among these, or ""."""
+    device = csr.col.device.type
+    if not RA_TILES:
+        return "a policy before they have run on a GPU"
+    if not any(k.name == "tile" and k.device == device and reduce in k.reduces for k in KERNELS):
+        return f"{reduce} on {device}"
+    if dtype not in TILE_DTYPES:
+        return str(dtype).removeprefix("torch.")
+    if csr.col.dtype != torch.int32:
+        return "int64 indices"
+    return "mode cold" if mode == "cold" else ""
 
 
 #: The choice of who has nothing to say.

@@ -17,7 +17,7 @@ from torch import Tensor
 import gnn_spmm_plugin as gsp
 from gnn_spmm_plugin.candidate import CANDIDATES, allowed
 from gnn_spmm_plugin.features import MatrixFeatures
-from gnn_spmm_plugin.kernels import KERNELS, for_device
+from gnn_spmm_plugin.kernels import BUILT, KERNELS, for_device
 from gnn_spmm_plugin.plan import WARM_AFTER, build_candidate
 from gnn_spmm_plugin.policy import POLICIES
 from gnn_spmm_plugin.schedule import SCHEDULES, SQUARE
@@ -191,8 +191,12 @@ def draw_how(d: Draw, g: gsp.Graph, width: int, dtype: torch.dtype, reduce: str)
     if way != "plan":
         return {}
     able = [k.name for k in KERNELS if k.device == g.device.type and reduce in k.reduces]
+    # A matrix is small, not of float64, and counts parallel edges in its dtype.
+    most = {torch.bfloat16: 1 << 8, torch.float16: 1 << 11, torch.float32: 1 << 24, torch.float64: -1}[dtype]
+    if g.num_edges > most or g.num_src * g.num_dst > 1 << 26:
+        able = [name for name in able if name != "dense"]
     kernel = d.pick("kernel", (None, *able))
-    mode = d.pick("mode", ("auto", "warm", *(["cold"] if kernel != "pcsr" else [])))
+    mode = d.pick("mode", ("auto", "warm", *(["cold"] if kernel not in BUILT else [])))
     policy = d.pick("policy", POLICIES if kernel is None and mode != "cold" else ("auto",))
     schedule: Any = None
     if mode != "cold":
@@ -224,9 +228,9 @@ def within(
     acc = torch.finfo(torch.float64 if got.dtype == coarsest == torch.float64 else torch.float32).eps
     info = torch.finfo(coarsest or got.dtype)
     subnormal = max(i.smallest_normal * i.eps for i in (info, torch.finfo(got.dtype)))  # their spacing
-    bound = (
-        roundings * info.eps + (128 + min(terms, CHUNK) / 4) * acc
-    ) * size.abs().double() + 4 * roundings * subnormal
+    bound = (roundings * info.eps + (128 + min(terms, CHUNK) / 4) * acc) * size.abs().double() + (
+        4 * roundings + terms
+    ) * subnormal
     error = (got.double() - value.double()).abs()
     wrong = ~(error <= bound)
     if bool(wrong.any()):

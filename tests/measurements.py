@@ -80,7 +80,7 @@ def graph(seed: int = 1) -> gsp.Graph:
 
 def quick_unsplit(plan: Plan) -> float:
     """Unsplit rows take half as long."""
-    return 0.5 if plan.items is None and plan.pcsr is None and plan.config[0] == 0 and plan.config[8] == 1 else 1.0
+    return 0.5 if plan.items is None and plan.format is None and plan.config[0] == 0 and plan.config[8] == 1 else 1.0
 
 
 def tune_many(number: int, folder: str, barrier: Any) -> None:

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
-from importlib import import_module
+from contextlib import AbstractContextManager
 
-import pytest
 import torch
 from torch import Tensor
+from twins import ended, kernels_on_cpu
 
 from gnn_spmm_plugin import _native
 from gnn_spmm_plugin.pcsr import FOUR
-
-#: By name: the package has functions called like them.
-KERNELS, PLAN, POLICY = (import_module(f"gnn_spmm_plugin.{name}") for name in ("kernels", "plan", "policy"))
 
 
 def pcsr_spmm(
@@ -77,29 +71,9 @@ def pcsr_spmm(
         for r, row in enumerate((first, second)[:height]):
             write(torch.tensor([row]), whole[r : r + 1])
     assert bool((written == 1).all()), "each row is written once"
-    if mean:
-        out /= rowptr.diff().clamp(min=1).unsqueeze(1)
-    if dst_scale is not None:
-        out *= dst_scale.unsqueeze(1)
-    if self_x is not None:
-        out += self_x.to(acc) if self_scale is None else self_x.to(acc) * self_scale.unsqueeze(1)
-    if bias is not None:
-        out += bias
-    return (out.relu() if relu else out).to(out_dtype or x.dtype)
+    return ended(out, rowptr, dst_scale, mean, self_x, self_scale, bias, relu, out_dtype or x.dtype)
 
 
-@contextmanager
-def on_cpu() -> Iterator[None]:
+def on_cpu() -> AbstractContextManager[None]:
     """While it lasts, there is a kernel pcsr for the CPU: this one."""
-    ours = next(k for k in KERNELS.KERNELS if k.name == "pcsr")
-    library = torch.library.Library(_native.NAMESPACE, "IMPL")
-    library.impl("_pcsr_spmm", pcsr_spmm, "CPU")
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            KERNELS.for_device.cache_clear()
-            for module in (KERNELS, PLAN, POLICY):
-                patch.setattr(module, "KERNELS", (*module.KERNELS, replace(ours, device="cpu")))
-            yield
-    finally:
-        KERNELS.for_device.cache_clear()
-        library._destroy()
+    return kernels_on_cpu({"pcsr": {"_pcsr_spmm": pcsr_spmm}})

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 import gnn_spmm_plugin as gsp
-from gnn_spmm_plugin import _native, pcsr, reference
+from gnn_spmm_plugin import _native, pcsr, reference, tiles
 from gnn_spmm_plugin.features import GraphFeatures
 from gnn_spmm_plugin.schedule import Layout, list_items, stage_of
 
@@ -97,6 +97,7 @@ def run_all(picked: list[str]) -> None:
         run_edge_sums(twin, dtype, width, csr, perm, plans, csr_t, perm_t, plans_t)
         if dtype != torch.float64 and not wide:
             run_staged(twin, dtype, width)
+            run_tiles(graph, twin, dtype, width)
     torch.cuda.synchronize()
     print(f"{_native.kernel_calls() - calls} kernel calls, all right")
 
@@ -311,6 +312,35 @@ def run_pcsr(formats, graph, rowptr, dtype, width, heads):  # type: ignore[no-un
                 out = _native.pcsr_spmm(*arrays, *scales, config, True, *end)
                 loosest = max(dtype, result, key=TOLERANCE.__getitem__)
                 check((*where, "epilogue", result), out, (expected + ended).relu(), loosest)
+
+
+def run_tiles(graph, twin, dtype, width):  # type: ignore[no-untyped-def]
+    """The kernel tile for one dtype and width, in every height, cut and precision, and the end of a GEMM's sums."""
+    cpu_x, cpu_w = torch.randn(20, width).to(dtype), torch.randn(twin.num_edges).to(dtype)
+    x, weight = tiles.in_16_bytes(cpu_x.cuda()), graph._csr.in_row_order(cpu_w.cuda())
+    cpu_own, cpu_bias, cpu_scale = torch.randn(13, width).to(dtype), torch.rand(width), torch.rand(13)
+    end = (cpu_own.cuda(), cpu_scale.cuda(), cpu_bias.cuda(), True)
+    rowptr, col = graph._csr.rowptr, graph._csr.col
+    for height, most, shuffled, weighted in itertools.product((8, 16), (0, 1), (False, True), (False, True)):
+        packed = tiles.pack(graph._csr, height, torch.randperm(13).cuda() if shuffled else None)
+        made = tiles.build(packed, tiles.TileConfig(height, most))
+        w, values = (weight, made.values(weight)) if weighted else (None, None)
+        arrays = (made.ptr, made.vectors, made.bits, values, made.rows, made.target, made.merges)
+        exact, _ = reference.spmm(twin, cpu_x.double(), cpu_w.double() if weighted else None, "mean")
+        for passes in (1, 3) if dtype == torch.float32 else (1,):
+            config = [height, made.slots, passes, width]
+            out = _native.tile_spmm(rowptr, col, w, *arrays, x, None, config, True)
+            # tf32 has as many bits as float16
+            about = torch.float16 if passes == 1 and dtype == torch.float32 else dtype
+            check((dtype, width, str(made.config), weighted, passes), out, exact, about)
+            out = _native.tile_spmm(rowptr, col, w, *arrays, x, None, config, True, *end, torch.float32)
+            ended = cpu_own.double() * cpu_scale.double().unsqueeze(1) + cpu_bias.double()
+            check((dtype, width, str(made.config), weighted, passes, "end"), out, (exact + ended).relu(), about)
+    sums = torch.full((13, width), torch.nan, device="cuda")  # all of it is made anew
+    exact, _ = reference.spmm(twin, cpu_x.double(), cpu_w.double(), "sum")
+    check(
+        (dtype, width, "tile_end"), _native.tile_end(rowptr, col, weight, cpu_x.cuda(), sums, None, False), exact, dtype
+    )
 
 
 if __name__ == "__main__":

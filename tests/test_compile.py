@@ -33,6 +33,8 @@ def _variants(device: str) -> Iterator[tuple[str, tuple[object, ...]]]:
         "spmm": (2, 4, 5, 9, 10, 11, 13, 14),
         "row_sum": (),
         "pcsr_spmm": (5, 7, 8, 11, 12, 13, 15),
+        "tile_spmm": (2, 6, 11, 14, 15, 16, 18),
+        "tile_end": (2, 5, 7, 8, 9, 11),
         "spmm_arg": (2, 3),
         "spmm_arg_backward": (2, 3),
         "spmm_tie_count": (2, 7),
@@ -77,7 +79,7 @@ def _variants(device: str) -> Iterator[tuple[str, tuple[object, ...]]]:
 def test_opcheck(device: str, name: str) -> None:
     """Schema, fake tensors and strides of results. They are raw: differentiation belongs to the layer above them."""
     if ONLY_ON.get(name, device) != device:
-        pytest.skip(f"a kernel for {ONLY_ON[name]}; test_pcsr.py checks that of PCSR with a twin")
+        pytest.skip(f"a kernel for {ONLY_ON[name]}; test_pcsr.py and test_tiles.py check it with a twin")
     checked = 0
     # Some look at values, which fake tensors have not.
     utils = "test_schema" if name in ("from_coo", "same_coo") else torch.library._OPCHECK_DEFAULT_UTILS

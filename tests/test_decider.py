@@ -124,7 +124,7 @@ def test_every_candidate_has_a_plan(candidate: Candidate, monkeypatch: pytest.Mo
     plan = PLAN.build_candidate(csr, kernel, candidate, 64, torch.float32)
     assert plan.mode == "warm" and plan.schedule == candidate.schedule and not csr.plans.get(("mode", candidate))
     if candidate.config is not None:
-        assert plan.pcsr.config == candidate.config and plan.items is None
+        assert plan.format.config == candidate.config and plan.items is None
         assert ("panels", "natural", 3 - candidate.config.V) not in csr.plans, "only the height that was asked for"
         return
     layout = candidate.layout
@@ -458,11 +458,11 @@ def test_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     g = gsp.Graph.from_csr(c.rowptr, c.col)
     unsplit, panels = gsp.plan(g, 100), gsp.plan(g, 128)
     assert unsplit.items is None and unsplit.config[0] == 0 and "decider   csr, expected" in unsplit.explain()
-    assert panels.kernel.name == "pcsr" and str(panels.pcsr.config) == "<W=4, F=1, V=2, S=False>"
+    assert panels.kernel.name == "pcsr" and str(panels.format.config) == "<W=4, F=1, V=2, S=False>"
     assert gsp.plan(g, 128) is panels and gsp.plan(g, 128, reduce="max").kernel.name == "csr_dual"
     assert gsp.plan(g, 128, kernel="csr_dual").kernel.name == "csr_dual"
     assert gsp.plan(g, 128, policy="csr").items is not None and gsp.plan(g, 128, schedule="degree").items is not None
-    assert gsp.plan(g, 100, policy="paramspmm").pcsr.config.V == 2
+    assert gsp.plan(g, 100, policy="paramspmm").format.config.V == 2
     for width, plan in ((100, unsplit), (128, panels)):
         wanted = gsp.spmm(g, x[:, :width], policy="csr")
         assert torch.allclose(gsp.spmm(g, x[:, :width], plan=plan), wanted, rtol=1e-4, atol=1e-4)

@@ -9,7 +9,7 @@ import torch
 from strategies import NAMED, values
 
 import gnn_spmm_plugin as gsp
-from gnn_spmm_plugin import _native, pcsr
+from gnn_spmm_plugin import _native, pcsr, tiles
 from gnn_spmm_plugin.cache import graph_of
 from gnn_spmm_plugin.functional_aggregate import aggregate
 
@@ -415,7 +415,7 @@ def test_missing_cuda_library(monkeypatch: pytest.MonkeyPatch) -> None:
 
 BUILDERS = ("from_coo", "transpose", "same_coo")
 #: Operators that one device alone has kernels for.
-ONLY_ON = {"pcsr_spmm": "cuda"}
+ONLY_ON = {"pcsr_spmm": "cuda", "tile_spmm": "cuda", "tile_end": "cuda"}
 
 
 def raw_arguments(device: str) -> dict[str, tuple[object, ...]]:
@@ -434,10 +434,16 @@ def raw_arguments(device: str) -> dict[str, tuple[object, ...]]:
     arrays = (csr.rowptr, split.ptr, split.col, split.target, split.merges, split.values(w))
     end = (y, scale, bias, True, torch.float16)
     stage = torch.zeros(3, 37, dtype=torch.int32, device=device)  # not used with weights of two heads
+    order = torch.arange(37, device=device).flip(0)
+    cut = tiles.build(tiles.pack(csr, 8, order), tiles.TileConfig(8, 1))
+    packed = (cut.ptr, cut.vectors, cut.bits, cut.values(one), cut.rows, cut.target, cut.merges)
+    sums = torch.zeros(37, 4, device=device)
     return {
         "spmm": (csr.rowptr, csr.col, w, x, scale, scale, *plan, True, *end, stage, 37),
         "row_sum": (csr.rowptr, csr.col, x, 128 << 32 | 2048, True),
         "pcsr_spmm": (*arrays, x, scale, scale, [4, 1, 2, split.slots], True, *end),
+        "tile_spmm": (csr.rowptr, csr.col, one, *packed, x, scale, [8, cut.slots, 3, 4], True, *end),
+        "tile_end": (csr.rowptr, csr.col, one, x, sums, scale, True, *end),
         "spmm_arg": (csr.rowptr, csr.col, csr.perm, w, x, *plan, False),
         "spmm_arg_backward": (other.rowptr, other.col, other.perm, w, y, arg, *plan),
         "spmm_tie_count": (csr.rowptr, csr.col, w, x, out, *plan, y, True),

@@ -20,8 +20,8 @@ LAYERS = (
     ("features", "kernels", "reference", "router"),
     ("dgl_index", "partition", "reuse"),
     ("community",),
-    ("schedule", "pcsr"),
-    ("candidate",),
+    ("schedule", "pcsr", "tiles"),
+    ("candidate", "dense"),
     ("decider",),
     ("policy",),
     ("plan",),
@@ -42,6 +42,7 @@ LAYERS = (
 )
 SAME = {
     ("pcsr", "schedule"),
+    ("tiles", "schedule"),
     ("normalize", "cache"),
     ("functional_attention_edge_index", "functional_edge_index"),
     ("integrations", "nn"),
@@ -134,6 +135,8 @@ def test_core_needs_torch_and_numpy_alone() -> None:
         "kernels",
         "schedule",
         "pcsr",
+        "tiles",
+        "dense",
         "candidate",
         "decider",
         "reference",

@@ -68,7 +68,7 @@ def plan_of(
     """A plan under a configuration of our choice, long panels split at 32."""
     plan = gsp.plan(g, width, dtype, reduce, kernel="pcsr")
     made = format_of(g._csr, config, 32, schedule)
-    return replace(plan, pcsr=made)
+    return replace(plan, format=made)
 
 
 # ---------------------------------------------------------------------- the paper's Figure 3
@@ -477,7 +477,7 @@ def test_layers(place: str, compiled: bool) -> None:
             found.append((out.detach(), leaf.grad))
         assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(*found, strict=True))
     plans = [*g._core.csr.plans.values(), *vars(g._core.derived).values()]
-    assert any(isinstance(p, Plan) and p.pcsr is not None for p in plans)
+    assert any(isinstance(p, Plan) and p.format is not None for p in plans)
 
 
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
@@ -512,13 +512,13 @@ def test_schedules(place: str, height: int) -> None:
             close(out, expected)
             assert height == 2 or split or same_bits(out, natural)
         asked = gsp.plan(g, 16, kernel="pcsr", schedule=order.int())
-        assert asked.pcsr is not None and asked.pcsr.target is not None
+        assert asked.format is not None and asked.format.target is not None
         assert "schedule  the caller's" in asked.explain()
         close(gsp.spmm(g, x, plan=asked), expected)
     longest = gsp.plan(g, 16, kernel="pcsr", schedule="degree")
-    assert longest.pcsr is not None and longest.pcsr.target is not None and longest.schedule == "degree"
+    assert longest.format is not None and longest.format.target is not None and longest.schedule == "degree"
     assert longest is gsp.plan(g, 16, kernel="pcsr", schedule="degree") is not gsp.plan(g, 16, kernel="pcsr")
-    by_row = longest.pcsr.target if longest.pcsr.merges is None else longest.pcsr.merges
+    by_row = longest.format.target if longest.format.merges is None else longest.format.merges
     assert by_row[0, 0] == g._csr.degree().argmax()
     close(gsp.spmm(g, x, plan=longest), expected)
 
@@ -532,9 +532,9 @@ def test_the_same_bits(place: str, config: Config) -> None:
     first = gsp.spmm(g, x, weight, plan=plan)
     assert all(same_bits(first, gsp.spmm(g, x, weight, plan=plan)) for _ in range(10))
     again = plan_of(NAMED["hub"].graph(place), 48, torch.float32, "sum", config)
-    assert again.pcsr is not None and plan.pcsr is not None
+    assert again.format is not None and plan.format is not None
     for name in ("ptr", "col", "edge", "target", "merges"):
-        a, b = getattr(again.pcsr, name), getattr(plan.pcsr, name)
+        a, b = getattr(again.format, name), getattr(plan.format, name)
         assert a is b is None or torch.equal(a, b)
 
 
@@ -546,18 +546,18 @@ def test_plan(place: str) -> None:
     g = NAMED["hub"].graph(place)
     plan = gsp.plan(g, 64, kernel="pcsr")
     assert plan is gsp.plan(g, 64, kernel="pcsr") and plan is not gsp.plan(g, 256, kernel="pcsr")
-    assert plan.kernel.name == "pcsr" and plan.mode == "warm" and plan.pcsr is not None
-    assert plan.nbytes() == plan.pcsr.nbytes() > 4 * g.num_edges
+    assert plan.kernel.name == "pcsr" and plan.mode == "warm" and plan.format is not None
+    assert plan.nbytes() == plan.format.nbytes() > 4 * g.num_edges
     wide, by_policy = gsp.plan(g, 256, kernel="pcsr"), gsp.plan(g, 64, policy="paramspmm")
-    assert wide.pcsr is not None and by_policy.pcsr is not None
-    assert by_policy.pcsr.config == plan.pcsr.config != wide.pcsr.config
-    assert by_policy.pcsr.col is plan.pcsr.col
-    assert wide.pcsr.col is plan.pcsr.col or wide.pcsr.config[2:] != plan.pcsr.config[2:]
+    assert wide.format is not None and by_policy.format is not None
+    assert by_policy.format.config == plan.format.config != wide.format.config
+    assert by_policy.format.col is plan.format.col
+    assert wide.format.col is plan.format.col or wide.format.config[2:] != plan.format.config[2:]
     text = plan.explain()
     for part in (
         "Plan  pcsr  width=64 float32 sum  mode=warm",
-        str(plan.pcsr.config),
-        f"SG {pcsr.panel_features(pcsr.vectors(g._csr, plan.pcsr.config.V)).granularity}",
+        str(plan.format.config),
+        f"SG {pcsr.panel_features(pcsr.vectors(g._csr, plan.format.config.V)).granularity}",
         "padding   ",
         "pieces each under S=True",
         "longest row 4,5",
@@ -605,7 +605,7 @@ def test_by_the_environment(place: str, monkeypatch: pytest.MonkeyPatch) -> None
         out.backward(grad)
         close(x.grad, expected.grad_x)
     assert g._csr.plan.kernel.name == g._csr_t.plan.kernel.name == "pcsr"
-    assert g._csr.plan.pcsr is not None
+    assert g._csr.plan.format is not None
 
 
 def test_where_there_is_none() -> None:
@@ -637,14 +637,14 @@ def test_weights_are_laid_out_once(place: str) -> None:
     assert permutes(weight.clone(), 2) == 1
     assert permutes(weight.clone().requires_grad_(), 3) == 3
     other = gsp.plan(g, 7, kernel="pcsr")  # of the same arrays: shares what is laid out
-    assert other.pcsr is not None and plan.pcsr is not None and other.pcsr._kept is plan.pcsr._kept
+    assert other.format is not None and plan.format is not None and other.format._kept is plan.format._kept
 
 
 def test_plans_hang_on_the_graph(place: str, no_gc: None) -> None:
     g = NAMED["hub"].graph(place)
     plan = gsp.plan(g, 16, kernel="pcsr")
-    assert plan.pcsr is not None
-    arrays = [weakref.ref(plan.pcsr.col), weakref.ref(plan.pcsr.edge), weakref.ref(g._csr)]
+    assert plan.format is not None
+    arrays = [weakref.ref(plan.format.col), weakref.ref(plan.format.edge), weakref.ref(g._csr)]
     del g
     assert arrays[0]() is not None and arrays[2]() is None
     del plan
@@ -745,4 +745,4 @@ def test_the_default_kernel_of_a_plain_call(place: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(pcsr.Pcsr, "product", lambda self, *args: ran.append(self) or product(self, *args))
     gsp.spmm(g, x)
     gsp.spmm(g, x, reduce="mean")
-    assert len(ran) == 2 and ran[0] is g._csr.plan.pcsr
+    assert len(ran) == 2 and ran[0] is g._csr.plan.format

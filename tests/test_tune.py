@@ -228,8 +228,8 @@ def test_failures_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
         def first(self, call):  # type: ignore[no-untyped-def]
             out, ms = super().first(call)
             plan = call.__defaults__[0]
-            if plan.pcsr is not None:
-                if plan.pcsr.config.V == 2:
+            if plan.format is not None:
+                if plan.format.config.V == 2:
                     raise torch.OutOfMemoryError("no room")
                 raise RuntimeError("not today\nat all")
             return (out * 2 if quick_unsplit(plan) < 1 else out), ms

@@ -267,6 +267,71 @@ Tensor pcsr_spmm(const Tensor& rowptr, const Tensor& ptr, const Tensor& col,
   return out;
 }
 
+// What _tile_spmm and _tile_end have in common.
+cuda::TileSpmm tiles_of(const Sizes& sizes, const Tensor& rowptr, const Tensor& col,
+                        const OptionalTensor& weight, const Tensor& x) {
+  cuda::TileSpmm p{{sizes.dtype}};
+  p.rowptr = rowptr.const_data_ptr();
+  p.col = col.const_data_ptr();
+  p.weight = data_or_null(weight);
+  p.x = x.const_data_ptr();
+  p.x_stride = x.size(0) > 1 ? x.stride(0) : x.size(1);
+  p.rows = sizes.csr.rows;
+  p.width = narrow("columns", sizes.width);
+  p.x_width = narrow("columns", x.size(1));
+  kernel_calls.fetch_add(1, std::memory_order_relaxed);
+  return p;
+}
+
+Tensor tile_spmm(const Tensor& rowptr, const Tensor& col, const OptionalTensor& weight,
+                 const Tensor& ptr, const Tensor& vectors, const Tensor& bits,
+                 const OptionalTensor& values, const OptionalTensor& rows,
+                 const OptionalTensor& target, const OptionalTensor& merges, const Tensor& x,
+                 const OptionalTensor& dst_scale, const std::vector<int64_t>& config, bool mean,
+                 const OptionalTensor& self_x, const OptionalTensor& self_scale,
+                 const OptionalTensor& bias, bool relu, std::optional<ScalarType> out_dtype) {
+  const TileSizes sizes = check_tile_spmm(rowptr, col, weight, ptr, vectors, bits, values, rows,
+                                          target, merges, x, dst_scale, config);
+  const Result result = check_epilogue(sizes, rowptr, self_x, self_scale, bias, out_dtype);
+  Tensor out = fast_empty(x, {sizes.csr.rows, sizes.width}, result.type);
+  cuda::TileSpmm p = tiles_of(sizes, rowptr, col, weight, x);
+  p.ptr = ptr.const_data_ptr();
+  p.vectors = vectors.const_data_ptr();
+  p.bits = bits.const_data_ptr();
+  p.values = data_or_null(values);
+  p.window_rows = data_or_null(rows);
+  p.target = data_or_null(target);
+  p.merges = data_or_null(merges);
+  p.num_merges = merges ? merges->size(0) : 0;
+  p.pieces = sizes.pieces;
+  p.height = static_cast<int>(sizes.height);
+  p.passes = static_cast<int>(sizes.passes);
+  set_end(p, result, out, dst_scale, mean, self_x, self_scale, bias, relu);
+  OptionalTensor scratch;  // freed at the end of this call, and reused in stream order only
+  if (sizes.slots > 0) {
+    scratch = fast_empty(x, {sizes.slots, sizes.height * sizes.width}, ScalarType::Float);
+    p.scratch = scratch->mutable_data_ptr();
+  }
+  const Launch launch(x);
+  launch.check("tile_spmm", cuda::tile_spmm(p, launch.stream()));
+  return out;
+}
+
+Tensor tile_end(const Tensor& rowptr, const Tensor& col, const OptionalTensor& weight,
+                const Tensor& x, const Tensor& sums, const OptionalTensor& dst_scale, bool mean,
+                const OptionalTensor& self_x, const OptionalTensor& self_scale,
+                const OptionalTensor& bias, bool relu, std::optional<ScalarType> out_dtype) {
+  const Sizes sizes = check_tile_end(rowptr, col, weight, x, sums, dst_scale);
+  const Result result = check_epilogue(sizes, rowptr, self_x, self_scale, bias, out_dtype);
+  Tensor out = fast_empty(x, {sizes.csr.rows, sizes.width}, result.type);
+  cuda::TileSpmm p = tiles_of(sizes, rowptr, col, weight, x);
+  p.sums = sums.const_data_ptr();
+  set_end(p, result, out, dst_scale, mean, self_x, self_scale, bias, relu);
+  const Launch launch(x);
+  launch.check("tile_end", cuda::tile_end(p, launch.stream()));
+  return out;
+}
+
 std::tuple<Tensor, Tensor> spmm_arg(const Tensor& rowptr, const Tensor& col,
                                     const OptionalTensor& perm, const OptionalTensor& weight,
                                     const Tensor& x, const OptionalTensor& items,
@@ -721,6 +786,8 @@ STABLE_TORCH_LIBRARY_IMPL(gnn_spmm_plugin, CUDA, m) {
   m.impl("_spmm", TORCH_BOX(&spmm));
   m.impl("_row_sum", TORCH_BOX(&row_sum));
   m.impl("_pcsr_spmm", TORCH_BOX(&pcsr_spmm));
+  m.impl("_tile_spmm", TORCH_BOX(&tile_spmm));
+  m.impl("_tile_end", TORCH_BOX(&tile_end));
   m.impl("_spmm_arg", TORCH_BOX(&spmm_arg));
   m.impl("_spmm_arg_backward", TORCH_BOX(&spmm_arg_backward));
   m.impl("_spmm_tie_count", TORCH_BOX(&spmm_tie_count));

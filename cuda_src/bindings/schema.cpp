@@ -35,6 +35,22 @@ STABLE_TORCH_LIBRARY(gnn_spmm_plugin, m) {
       "Tensor? weight, Tensor x, Tensor? src_scale, Tensor? dst_scale, int[] config, bool mean, "
       "Tensor? self_x=None, Tensor? self_scale=None, Tensor? bias=None, bool relu=False, "
       "ScalarType? out_dtype=None) -> Tensor");
+  // As _spmm, by tiles (gnn_spmm_plugin/tiles.py; CUDA only): ptr, vectors, bits, values, rows,
+  // target, merges as there, all int32 but bits (int16) and values (x's dtype); weight [E] is that
+  // which values were made from. config = {height, scratch slots, passes, width}: float32 takes 1
+  // pass in tf32, or 3 with its own accuracy; width <= F is that of the result. Rows of x begin at
+  // multiples of 16 bytes and have a multiple of as many bytes.
+  m.def(
+      "_tile_spmm(Tensor rowptr, Tensor col, Tensor? weight, Tensor ptr, Tensor vectors, "
+      "Tensor bits, Tensor? values, Tensor? rows, Tensor? target, Tensor? merges, Tensor x, "
+      "Tensor? dst_scale, int[] config, bool mean, Tensor? self_x=None, Tensor? self_scale=None, "
+      "Tensor? bias=None, bool relu=False, ScalarType? out_dtype=None) -> Tensor");
+  // The end of _spmm, of sums [M, F] (float32) of weight * x that a GEMM made, with the zeros of
+  // the matrix multiplied: those that are NaN are made anew (CUDA only).
+  m.def(
+      "_tile_end(Tensor rowptr, Tensor col, Tensor? weight, Tensor x, Tensor sums, "
+      "Tensor? dst_scale, bool mean, Tensor? self_x=None, Tensor? self_scale=None, "
+      "Tensor? bias=None, bool relu=False, ScalarType? out_dtype=None) -> Tensor");
   // The largest (smallest) weight * x, each rounded to x's dtype, and the edge id of the first that
   // attains it, or no rows of those.
   m.def(

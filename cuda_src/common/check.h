@@ -294,6 +294,91 @@ inline PcsrSizes check_pcsr_spmm(const Tensor& rowptr, const Tensor& ptr, const 
   return {s, pieces, warps, fold, height, slots};
 }
 
+struct TileSizes : Sizes {
+  int64_t pieces;
+  int64_t height, slots, passes;  // the configuration
+};
+
+// Of what tiles and the end of a GEMM share: the matrix, and x, whose rows are read 16 bytes at a
+// time if `wide`; `width` columns of it are the result's.
+inline Sizes check_tiled(const Tensor& rowptr, const Tensor& col, const OptionalTensor& weight,
+                         const Tensor& x, const OptionalTensor& dst_scale, int64_t width,
+                         bool wide) {
+  CsrSizes csr = check_csr(rowptr, col, std::nullopt);
+  STD_TORCH_CHECK(!csr.wide(), "rowptr and col are int64, expected int32: tiles have no others");
+  Sizes s = check_features("x", x, csr, rowptr);
+  STD_TORCH_CHECK(s.dtype != Dtype::kFloat64,
+                  "x is float64, expected float32, float16 or bfloat16: there are no tiles of it");
+  const int64_t size = static_cast<int64_t>(x.element_size()), vec = 16 / size;
+  const int64_t apart = x.size(0) > 1 ? x.stride(0) * size : 0;
+  STD_TORCH_CHECK(apart <= std::numeric_limits<uint32_t>::max(), "x has rows that lie ", apart,
+                  " bytes apart, expected fewer than 2^32: call .contiguous()");
+  STD_TORCH_CHECK(width >= 0 && width <= s.width, "got a width of ", width, " for x with ", s.width,
+                  " columns, expected as many at most");
+  STD_TORCH_CHECK(!wide || (reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0 &&
+                            apart % 16 == 0 && s.width % vec == 0),
+                  "x has ", s.width, " columns, rows ", apart,
+                  " bytes apart, expected a multiple of ", vec,
+                  " columns and rows that begin at multiples of 16 bytes: pass a padded copy");
+  if (weight) {
+    STD_TORCH_CHECK(weight->dim() == 1, "weight has shape ", shape_of(*weight), ", expected [",
+                    csr.edges, "]: tiles have no heads");
+    check_weight(weight, csr, s.width, s.type, rowptr);
+  }
+  if (dst_scale) check_vector("dst_scale", *dst_scale, csr.rows, ScalarType::Float, rowptr);
+  s.width = width;
+  return s;
+}
+
+inline TileSizes check_tile_spmm(const Tensor& rowptr, const Tensor& col,
+                                 const OptionalTensor& weight, const Tensor& ptr,
+                                 const Tensor& vectors, const Tensor& bits,
+                                 const OptionalTensor& values, const OptionalTensor& rows,
+                                 const OptionalTensor& target, const OptionalTensor& merges,
+                                 const Tensor& x, const OptionalTensor& dst_scale,
+                                 const std::vector<int64_t>& config) {
+  STD_TORCH_CHECK(config.size() == 4, "config has ", config.size(),
+                  " entries, expected {height, scratch slots, passes, width}");
+  const int64_t height = config[0], slots = config[1], passes = config[2];
+  STD_TORCH_CHECK((height == 8 || height == 16) && slots >= 0 &&
+                      slots <= std::numeric_limits<int32_t>::max() && (passes == 1 || passes == 3),
+                  "config is {", height, ", ", slots, ", ", passes, ", ", config[3],
+                  "}, expected a height of 8 or 16, slots of a plan, 1 or 3 passes, a width");
+  const Sizes s = check_tiled(rowptr, col, weight, x, dst_scale, config[3], true);
+  STD_TORCH_CHECK(values.has_value() == weight.has_value(), "got ", values ? "" : "no ",
+                  "values with ", weight ? "a" : "no", " weight, expected both or none");
+  STD_TORCH_CHECK(ptr.dim() == 1 && ptr.size(0) >= 1, "ptr has shape ", shape_of(ptr),
+                  ", expected [pieces + 1]");
+  STD_TORCH_CHECK(vectors.dim() == 1 && vectors.size(0) % 16 == 0, "vectors has shape ",
+                  shape_of(vectors), ", expected [groups * 16]");
+  const int64_t groups = vectors.size(0) / 16, pieces = ptr.size(0) - 1;
+  const int64_t windows = (s.csr.rows + height - 1) / height;
+  STD_TORCH_CHECK(target ? pieces >= windows : pieces == windows, "ptr has ", pieces,
+                  " pieces for ", windows, " windows, expected as many, or more with a target");
+  STD_TORCH_CHECK(merges.has_value() == (slots > 0), "got ", slots, " scratch slots ",
+                  merges ? "with" : "without", " merges");
+  check_wide_reads("ptr", ptr, {pieces + 1}, ScalarType::Int, rowptr);
+  check_wide_reads("vectors", vectors, {groups * 16}, ScalarType::Int, rowptr);
+  check_wide_reads("bits", bits, {groups, height}, ScalarType::Short, rowptr);
+  if (values) check_wide_reads("values", *values, {groups, height, 16}, s.type, rowptr);
+  if (rows) check_wide_reads("rows", *rows, {windows * height}, ScalarType::Int, rowptr);
+  if (target) check_wide_reads("target", *target, {pieces}, ScalarType::Int, rowptr);
+  if (merges) {
+    STD_TORCH_CHECK(merges->dim() == 2, "merges has shape ", shape_of(*merges),
+                    ", expected [n, 4]");
+    check_wide_reads("merges", *merges, {merges->size(0), 4}, ScalarType::Int, rowptr);
+  }
+  return {s, pieces, height, slots, passes};
+}
+
+inline Sizes check_tile_end(const Tensor& rowptr, const Tensor& col, const OptionalTensor& weight,
+                            const Tensor& x, const Tensor& sums, const OptionalTensor& dst_scale) {
+  const int64_t width = x.dim() == 2 ? x.size(1) : 0;
+  const Sizes s = check_tiled(rowptr, col, weight, x, dst_scale, width, false);
+  check_wide_reads("sums", sums, {s.csr.rows, s.width}, ScalarType::Float, rowptr);
+  return s;
+}
+
 // What a sum is stored as.
 struct Result {
   Dtype dtype;

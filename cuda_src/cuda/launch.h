@@ -105,6 +105,33 @@ struct PcsrSpmm : SumEnd {
 
 cudaError_t pcsr_spmm(const PcsrSpmm& p, cudaStream_t stream);
 
+// A sum by tiles (tile_spmm.cuh says what the arrays are); all indices are int32.
+struct TileSpmm : SumEnd {
+  const void* rowptr = nullptr;
+  const void* col = nullptr;
+  const void* weight = nullptr;
+  const void* ptr = nullptr;
+  const void* vectors = nullptr;
+  const void* bits = nullptr;
+  const void* values = nullptr;
+  const void* window_rows = nullptr;
+  const void* target = nullptr;
+  const void* merges = nullptr;
+  const void* x = nullptr;
+  void* scratch = nullptr;
+  const void* sums = nullptr;  // of tile_end, which reads none of the tiles
+  int64_t x_stride = 0;
+  int64_t rows = 0, pieces = 0;
+  int64_t num_merges = 0;
+  int x_width = 0;
+  int height = 8;  // rows of a window: 8 or 16
+  int passes = 1;  // of float: 1 in tf32, 3 as accurate as float
+};
+
+cudaError_t tile_spmm(const TileSpmm& p, cudaStream_t stream);
+// The end of sums that are there already.
+cudaError_t tile_end(const TileSpmm& p, cudaStream_t stream);
+
 enum class EdgeOp { kDot, kArg, kTie, kMessage };
 
 // A dot product per edge of a[row] and b[column]: all of it, only where the edge won (picks = arg),

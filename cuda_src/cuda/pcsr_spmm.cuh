@@ -10,6 +10,7 @@
 #pragma once
 
 #include "cuda/epilogue.cuh"
+#include "cuda/merge_slots.cuh"
 #include "cuda/vec.cuh"
 
 namespace gsp::cuda {
@@ -211,46 +212,20 @@ __global__ void __launch_bounds__(kThreads, PcsrPiece<T, kRows, kVec, kFold, kFa
 }
 
 // Adds the pieces of each panel that has several: a block has one row and kMergeLanes vectors of
-// its columns; its groups take every kMergeGroups-th piece, and are then added up in order.
-constexpr int kMergeLanes = 8, kMergeGroups = kThreads / kMergeLanes;
-
+// its columns.
 template <typename T, int kVec>
 __global__ void __launch_bounds__(kThreads, 3) pcsr_merge(const __grid_constant__ PcsrArgs<T> a) {
-  using Acc = acc_t<T>;
-  constexpr int kInFlight = 4;
-  __shared__ Acc part[kMergeGroups][kMergeLanes][kVec];
   const int4 merge = a.merges[blockIdx.x / unsigned(a.height)];
   const int member = int(blockIdx.x % unsigned(a.height));
   const int row = member == 0 ? merge.x : merge.y;
   if (row < 0) return;
-  const int lane = int(threadIdx.x) % kMergeLanes, group = int(threadIdx.x) / kMergeLanes;
-  const int at = (int(blockIdx.y) * kMergeLanes + lane) * kVec;
-  const bool active = at < a.width;
-  Acc sum[kVec] = {};
-  for (int slot = merge.z + group; slot < merge.w; slot += kMergeGroups * kInFlight) {
-    Vec<Acc, kVec> v[kInFlight];
-#pragma unroll
-    for (int u = 0; u < kInFlight; ++u) {
-      const int64_t from = slot + u * kMergeGroups;
-      const bool ok = active && from < merge.w;
-      v[u] = load_wide_if<Acc, kVec>(ok, a.scratch + (from * a.height + member) * a.width + at);
-    }
-#pragma unroll
-    for (int u = 0; u < kInFlight; ++u) {
-#pragma unroll
-      for (int i = 0; i < kVec; ++i) sum[i] += v[u].v[i];
-    }
+  const int at = (int(blockIdx.y) * kMergeLanes + int(threadIdx.x) % kMergeLanes) * kVec;
+  const int64_t stride = int64_t(a.height) * a.width;
+  acc_t<T> sum[kVec];
+  if (add_slots<acc_t<T>, kVec>(a.scratch + int64_t(member) * a.width + at, merge.z, merge.w,
+                                stride, at < a.width, sum)) {
+    finish_sum<kVec>(a.epilogue, row, length_of(a, row), at, sum);
   }
-#pragma unroll
-  for (int i = 0; i < kVec; ++i) part[group][lane][i] = sum[i];
-  __syncthreads();
-  if (group != 0 || !active) return;
-#pragma unroll 1
-  for (int g = 1; g < kMergeGroups; ++g) {
-#pragma unroll
-    for (int i = 0; i < kVec; ++i) sum[i] += part[g][lane][i];
-  }
-  finish_sum<kVec>(a.epilogue, row, length_of(a, row), at, sum);
 }
 
 }  // namespace gsp::cuda

@@ -40,6 +40,7 @@ class Contender:
         call: computes it; returns the result.
         checked: whether the result is to be compared; a limit has none.
         wanted: what to compare with, where that is not the product of the problem.
+        bound: largest relative error, where that is not its dtype's of `gnn_spmm_plugin.bench.problem.BOUNDS`.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Contender:
     call: Callable[[], Any]
     checked: bool = True
     wanted: Callable[[], Tensor] | None = None
+    bound: float | None = None
 
 
 Names = list[tuple[str, str]]
@@ -95,6 +97,9 @@ SETTINGS: dict[str, Callable[[Configuration], bool]] = {
     "transpose": lambda c: c.reduce == "sum",  # what a backward of a sum computes, as a forward
     "grad": lambda c: True,  # forward with gradients wanted: for the host's time
 }
+#: Of `ours` by a kernel of tensor cores: float32 rounded to tf32, where torch is told that this will do.
+TF32 = "tf32"
+_TF32_KERNELS = ("tile", "dense")
 #: Those that are measured where nothing else is asked for.
 PLAIN = ("",)
 
@@ -106,6 +111,8 @@ def _prepare_ours(problem: Problem, name: str, setting: str) -> Contender:
     plan = plan_for(problem, graph, asked)
     if setting == "":
         return Contender(name, setting, lambda: spmm(graph, x, w, c.reduce, plan=plan))
+    if setting == TF32:
+        return Contender(name, setting, _in_tf32(lambda: spmm(graph, x, w, c.reduce, plan=plan)), bound=1e-3)
     if setting.startswith("shuffled"):
         assert w is not None
         shuffled, mixed = s.shuffled_graph, w[s.shuffle]
@@ -144,12 +151,25 @@ def _prepare_ours(problem: Problem, name: str, setting: str) -> Contender:
     return Contender(name, setting, lambda: torch.autograd.grad(y, leaf, x, retain_graph=True)[0], wanted=transposed)
 
 
+def _in_tf32(call: Callable[[], Any]) -> Callable[[], Any]:
+    def told() -> Any:
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high")
+        try:
+            return call()
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+    return told
+
+
 def ours(settings: tuple[str, ...] = PLAIN, kernels: tuple[str, ...] = ("auto",)) -> Kind:
     """This package: what it chooses by itself in `settings`, and `kernels` by name."""
 
     def names(c: Configuration, device: str) -> Names:
-        chosen = [(f"ours:{kernels[0]}", s) for s in settings if SETTINGS[s](c)]
-        return chosen + [(f"ours:{k}", "") for k in kernels[1:]]
+        chosen = [(f"ours:{kernels[0]}", s) for s in settings if s != TF32 and SETTINGS[s](c)]
+        rounded = [k for k in kernels[1:] if TF32 in settings and k in _TF32_KERNELS and c.dtype == torch.float32]
+        return chosen + [(f"ours:{k}", "") for k in kernels[1:]] + [(f"ours:{k}", TF32) for k in rounded]
 
     return Kind("ours", names, _prepare_ours)
 

@@ -107,11 +107,12 @@ def measure(problem: Problem, job: Job, device: str, budget_ms: float, bandwidth
                 note = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
                 rows.append({**base, "contender": name, "setting": setting, "mode": "none", "note": note[:200]})
                 continue
-            if error is not None and not error <= BOUNDS[job.configuration.dtype]:
+            bound = BOUNDS[job.configuration.dtype] if contender.bound is None else contender.bound
+            if error is not None and not error <= bound:
                 rows.append(
                     {
                         **{**base, "contender": name, "setting": setting, "mode": "none", "rel_err": error},
-                        "note": f"wrong: relative error {error:.1e}, at most {BOUNDS[job.configuration.dtype]:.0e}",
+                        "note": f"wrong: relative error {error:.1e}, at most {bound:.0e}",
                     }
                 )
                 continue

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from .contenders import DENSE, OPPONENTS, PLAIN, WRITE_ARG, Kind, ours
+from .contenders import DENSE, OPPONENTS, PLAIN, TF32, WRITE_ARG, Kind, ours
 from .graphs import SPECS
 from .problem import Configuration
 from .run import Job
@@ -99,7 +99,22 @@ def quick(device: str, files: Sequence[str] = (), kernels: tuple[str, ...] = ("a
     return plan.made(kernels)
 
 
-SUITES: dict[str, Callable[..., list[Job]]] = {"quick": quick, "full": full}
+def tiles(device: str, files: Sequence[str] = (), kernels: tuple[str, ...] = ("auto",)) -> list[Job]:
+    """The kernels for tensor cores and all others, at equal precision: on dense graphs, and where nothing is to win."""
+    if device == "cpu":
+        raise ValueError("suite tiles is of kernels for CUDA: there are none for cpu")
+    plan = _Plan()
+    dense = ("proteins_like", "redditlike_sorted", "ra_dense_small_d90", *files)
+    where = ((("ddi_like",), (64, 512)), (("ddi_like", *dense), (128, 256)), (("redditlike_shuf",), (128, 256)))
+    for dtype in (BF16, F16, F32):
+        for weighted in (True, False):
+            for graphs, widths in where:
+                order = "schedule" if graphs == ("redditlike_shuf",) else "natural"
+                plan.add(graphs, widths, dtype=dtype, weighted=weighted, order=order, settings=("", TF32))
+    return plan.made((*kernels, "pcsr", "tile", "dense"))
+
+
+SUITES: dict[str, Callable[..., list[Job]]] = {"quick": quick, "full": full, "tiles": tiles}
 
 
 def grid(

@@ -1,0 +1,134 @@
+"""Small dense graphs as a dense matrix: one GEMM by torch, whose library knows the matrix units better than anyone.
+
+Of a graph in which most nodes are neighbours, the zeros cost less than looking up where they are not. They are
+multiplied, too, and 0 * inf is NaN: sums that come out as NaN are made anew from the edges (cuda/tile_spmm.cuh).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _native
+from .csr import Csr, KeptWeight, capturing
+from .tiles import DTYPES, factors
+
+#: Largest matrix that is made.
+MOST_BYTES = 1 << 30
+#: Rows are stored in multiples of so many columns: a GEMM reads them much faster from multiples of 16 bytes.
+_STEP = 8
+#: Parallel edges that a dtype can count.
+_COUNTS = {torch.float32: 1 << 24, torch.float16: 1 << 11, torch.bfloat16: 1 << 8}
+
+
+@dataclass(frozen=True, eq=False)
+class Dense:
+    """A graph as a matrix.
+
+    Attributes:
+        shape: (rows, columns).
+        stride: columns that are stored.
+        parallel: the most edges that join one pair of nodes.
+        place: ``[E]`` int64, where in the storage of a matrix each edge is, in row order.
+    """
+
+    shape: tuple[int, int]
+    stride: int
+    parallel: int
+    place: Tensor
+    _counts: dict[torch.dtype, Tensor] = field(default_factory=dict, repr=False)
+    _weights: KeptWeight = field(default_factory=KeptWeight, repr=False)
+    _matrix: KeptWeight = field(default_factory=KeptWeight, repr=False)
+
+    def takes(self, weight: Tensor | None, x: Tensor) -> bool:
+        """Whether there is a matrix for these operands: not of float64, nor of what does not add up in the dtype."""
+        if x.dtype not in DTYPES:
+            return False
+        return self.parallel <= _COUNTS[x.dtype] if weight is None else weight.dim() == 1 and self.parallel <= 1
+
+    def counts(self, dtype: torch.dtype) -> Tensor:
+        """``[rows, columns]`` of `dtype`, the number of edges of each pair of nodes."""
+        found = self._counts.get(dtype)
+        if found is None:
+            count = torch.zeros(self.shape[0] * self.stride, dtype=torch.int32, device=self.place.device)
+            one = torch.ones((), dtype=torch.int32, device=self.place.device)
+            found = self._cut(count.scatter_add_(0, self.place, one.expand(self.place.shape)).to(dtype))
+            if not capturing(self.place.device):  # what a capture computes is there only after a replay
+                self._counts[dtype] = found
+        return found
+
+    def matrix(self, weight: Tensor) -> Tensor:
+        """``[rows, columns]`` of `weight`, ``[E]`` in row order."""
+        return self._cut(weight.new_zeros(self.shape[0] * self.stride).scatter_(0, self.place, weight))
+
+    def _cut(self, stored: Tensor) -> Tensor:
+        return stored.view(self.shape[0], self.stride)[:, : self.shape[1]]
+
+    def product(
+        self,
+        csr: Csr,
+        weight: Tensor | None,
+        x: Tensor,
+        src_scale: Tensor | None,
+        dst_scale: Tensor | None,
+        mean: bool,
+        *end: Any,
+    ) -> Tensor:
+        """The sum or mean over the edges into each row, and its end, as ``_spmm``; `weight` in the caller's order.
+
+        A `src_scale` multiplies the rows of `x` beforehand, in their dtype.
+        """
+        if src_scale is not None:
+            x = (x * src_scale.unsqueeze(1)).to(x.dtype)
+        factor = factors(csr, weight, None, x.dtype, self._weights)
+        matrix = self.counts(x.dtype) if factor is None else self._matrix.made(lambda: self.matrix(factor), factor)
+        return _native.tile_end(  # type: ignore[no-any-return]
+            csr.rowptr, csr.col, factor, x, _mm(matrix, x), dst_scale, mean, *end
+        )
+
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        matrices = sum(self.shape[0] * self.stride * t.element_size() for t in self._counts.values())
+        return matrices + self.place.numel() * 8
+
+
+def _mm(matrix: Tensor, x: Tensor) -> Tensor:
+    """Their product, rounded to float32; of float32 in tf32 where torch is told so."""
+    return torch.mm(matrix, x) if x.dtype == torch.float32 else torch.mm(matrix, x, out_dtype=torch.float32)
+
+
+def prepare(csr: Csr, dtype: torch.dtype) -> tuple[Dense, tuple[str, ...]]:
+    """`csr` as a matrix, for features of `dtype`, and what to say about it; waits for the device once.
+
+    Raises:
+        ValueError: there is no such matrix: float64, int64 indices, over `MOST_BYTES`, or more parallel edges than the
+            dtype counts.
+    """
+    if dtype not in DTYPES:
+        raise ValueError(f"kernel 'dense' takes float32, float16 or bfloat16, got {dtype}; use another kernel")
+    if csr.col.dtype != torch.int32:
+        raise ValueError("kernel 'dense' needs int32 indices, the graph has int64 ones; use another kernel")
+    rows, columns = csr.num_rows, csr.num_cols
+    stride = max(-(-columns // _STEP), 1) * _STEP
+    size = rows * stride * dtype.itemsize
+    if size > MOST_BYTES:
+        raise ValueError(
+            f"as a dense matrix the graph takes {size:,} bytes, at most {MOST_BYTES:,} are used; use another kernel"
+        )
+    kept: Dense | None = csr.plans.get("dense")
+    if kept is None:
+        place = csr.rows().long() * stride + csr.col
+        counts = Dense((rows, columns), stride, 0, place).counts(torch.float32)
+        kept = Dense((rows, columns), stride, int(counts.max()) if counts.numel() else 0, place)
+        csr.plans["dense"] = kept
+    if kept.parallel > _COUNTS[dtype]:
+        raise ValueError(
+            f"{kept.parallel} edges join one pair of nodes, {dtype} counts to {_COUNTS[dtype]}; use another kernel"
+        )
+    kept.counts(dtype)
+    density = csr.col.shape[0] / max(rows * columns, 1)
+    parallel = "; weighted sums straight from the CSR arrays: edges are parallel" if kept.parallel > 1 else ""
+    return kept, (f"dense     {rows:,} x {columns:,}, {density:.1%} of it edges{parallel}",)
