@@ -252,8 +252,10 @@ def _info(args: argparse.Namespace) -> None:
         print(f"{name.ljust(width)}  {value}")
     print()
     print("kernels")
+    said = {error: f"see {name.upper()} library" for name, error in result["libraries"].items()}
     for kernel in result["kernels"]:
-        state = "available" if kernel["available"] else f"not available ({'; '.join(kernel['reasons'])})"
+        why = "; ".join(said.get(reason, reason) for reason in kernel["reasons"])
+        state = "available" if kernel["available"] else f"not available ({why})"
         print(f"  {kernel['name']}  {kernel['device']}, {state}")
         print(f"    {kernel['summary']}")
     write_json(args.json, result)
