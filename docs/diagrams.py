@@ -220,6 +220,40 @@ def pcsr() -> Svg:
     return s
 
 
+def tiles() -> Svg:
+    """Windows, vectors and what a warp multiplies."""
+    s = Svg(760, 400, "Tiles for tensor cores")
+    s.text(16, 22, "a window of 8 rows, its distinct columns", bold=True)
+    rows = [{3, 9}, {4, 9, 21}, {3, 4}, set(), {9, 21}, {3, 21, 40}, {9}, {4, 40}]
+    columns = sorted(set().union(*rows))
+    for i, column in enumerate(columns):
+        s.text(66 + i * 24 + 12, 44, str(column), anchor="middle", size=10)
+    for r, edges in enumerate(rows):
+        s.text(16, 66 + r * 24, f"row {r}", size=11)
+        s.cells(66, 50 + r * 24, 24, [BLUE if c in edges else "white" for c in columns])
+    s.text(66, 262, "16 vectors are a group: a tile of weights", size=11)
+    s.text(66, 277, "15 edges, 5 vectors: 3 edges a vector", size=11)
+    s.text(330, 22, "a warp: a slab of 128 bytes of the rows that a group names", bold=True)
+    for i, column in enumerate(columns):
+        s.box(330, 50 + i * 26, 176, 22, COLOURS[i], f"x[{column}], columns of the slab")
+    s.text(330, 196, "lane 4 g + t loads 16 bytes,", size=11)
+    s.text(330, 211, "at g, of vectors 4 t to 4 t + 3", size=11)
+    s.arrow(512, 106, 546, 106)
+    s.box(552, 62, 192, 88, PALE, "mma: slab, transposed,\ntimes the tile\nnext group is on its way")
+    s.arrow(648, 154, 648, 182)
+    s.box(552, 186, 192, 44, GREEN, "sums of 8 rows,\na lane's own columns of two")
+    s.text(350, 262, "0 x inf is NaN: what comes out as NaN is summed anew", size=11)
+    s.text(350, 277, "from the row's own edges", size=11)
+    s.text(16, 314, "S: windows of more than so many groups, or too few windows, are cut", bold=True)
+    for i in range(3):
+        s.box(60 + i * 130, 328, 124, 24, GREEN, f"piece {i}")
+        s.arrow(122 + i * 130, 354, 122 + i * 130, 366)
+        s.box(60 + i * 130, 368, 124, 24, VIOLET, f"slot {i} of scratch")
+    s.arrow(450, 380, 506, 380)
+    s.box(512, 368, 232, 24, PALE, "tile_merge: in a fixed order")
+    return s
+
+
 def arg() -> Svg:
     """Maxima: the winner forward, its gradient back."""
     s = Svg(760, 250, "Maxima and their backward")
@@ -377,6 +411,7 @@ DIAGRAMS: dict[str, Callable[[], Svg]] = {
     "kernel_stream.svg": stream,
     "kernel_staged.svg": staged,
     "kernel_pcsr.svg": pcsr,
+    "kernel_tiles.svg": tiles,
     "kernel_arg.svg": arg,
     "kernel_form.svg": form,
     "kernel_pair.svg": pair,

@@ -208,12 +208,14 @@ def info() -> dict[str, Any]:
                     "sms": p.multi_processor_count,
                 }
             )
+    driver = _platform.driver()
     return {
         "gnn_spmm_plugin": gsp.__version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "torch": torch.__version__,
         "torch_cuda": torch.version.cuda,
+        "driver_cuda": None if driver is None else f"{driver[0]}.{driver[1]}",
         "threads": torch.get_num_threads(),
         "optional": {name: _version(name) for name in _OPTIONAL},
         "build": _native.build_info(),
@@ -237,6 +239,7 @@ def _info(args: argparse.Namespace) -> None:
         ("CPU library", result["libraries"]["cpu"]),
         ("CUDA library", result["libraries"]["cuda"]),
         *((f"build: {key}", str(value)) for key, value in result["build"].items()),
+        ("NVIDIA driver", f"serves CUDA {result['driver_cuda']}" if result["driver_cuda"] else "none"),
         *(
             ("GPU", f"{g['name']}, compute capability {g['capability']}, {bytes_text(g['memory'])}, {g['sms']} SMs")
             for g in result["gpus"]
@@ -249,8 +252,10 @@ def _info(args: argparse.Namespace) -> None:
         print(f"{name.ljust(width)}  {value}")
     print()
     print("kernels")
+    said = {error: f"see {name.upper()} library" for name, error in result["libraries"].items()}
     for kernel in result["kernels"]:
-        state = "available" if kernel["available"] else f"not available ({'; '.join(kernel['reasons'])})"
+        why = "; ".join(said.get(reason, reason) for reason in kernel["reasons"])
+        state = "available" if kernel["available"] else f"not available ({why})"
         print(f"  {kernel['name']}  {kernel['device']}, {state}")
         print(f"    {kernel['summary']}")
     write_json(args.json, result)

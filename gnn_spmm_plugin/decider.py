@@ -318,7 +318,7 @@ def choose(
     ranked = sorted(among, key=lambda i: (ratio[i], i))
     chosen = decider.candidates[best]
     told = ", ".join(f"{decider.candidates[i]} {ratio[i]:.2f}" for i in ranked[:4])
-    near = int(distance.argmin())
+    near = int(np.argmin(distance))
     reasons = (
         f"decider   {chosen}, expected at {ratio[best]:.2f} of the time of the rules, "
         f"asked for {decider.margin:.0%} less",

@@ -89,11 +89,18 @@ KERNELS = (
         "cuBLAS",
         ("sum", "mean"),
     ),
+    Kernel(
+        "cusparse",
+        "cuda",
+        "the vendor's product, as torch.sparse calls it: not the same bits in every run",
+        "cuSPARSE",
+        ("sum", "mean"),
+    ),
 )
 
 
-#: Kernels that read a format which has to be built: there is no cold plan of them.
-BUILT = ("pcsr", "tile", "dense")
+#: Kernels that read a format of their own, which has to be made: there is no cold plan of them.
+BUILT = ("pcsr", "tile", "dense", "cusparse")
 
 
 def kernels() -> list[dict[str, object]]:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from . import dense, pcsr, tiles
+from . import dense, pcsr, tiles, vendor
 from ._config import counters, env, log
 from .candidate import RULES, Candidate
 from .csr import Core, Csr, _refuse_capture, capturing
@@ -55,7 +55,7 @@ MOVE_DEGREE = 64
 
 
 class Format(Protocol):
-    """A graph as a kernel reads it that does not read the CSR arrays: see `pcsr`, `tiles`, `dense`."""
+    """A graph as a kernel reads it that does not read the CSR arrays: see `pcsr`, `tiles`, `dense`, `vendor`."""
 
     def takes(self, weight: Tensor | None, x: Tensor) -> bool:
         """Whether the kernel is for these operands; what it is not for runs on the CSR arrays."""
@@ -282,9 +282,9 @@ def _formatted(
         elif kernel.name == "tile":
             made, name, reasons = tiles.prepare(csr, width, dtype, schedule, candidate.tiles)
         else:
-            name, (made, reasons) = "natural", dense.prepare(csr, dtype)
+            name, (made, reasons) = "natural", dense.prepare(csr, dtype) if kernel.name == "dense" else vendor.prepare()
             if schedule is not None and schedule != "natural":
-                reasons += ("schedule  not followed: a matrix has its rows as they are",)
+                reasons += ("schedule  not followed: its rows are taken as they are",)
         if kernel.name != "pcsr":
             reasons += ("unproven  it has run under the emulation of tests/emu alone, on no GPU yet",)
         beside = _without_items(*_lengths(csr.num_rows, csr.col.shape[0]))  # for what runs on the CSR

@@ -541,3 +541,27 @@ def test_modes_that_take_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--mode graph cold takes a GPU" in capsys.readouterr().err
     assert cli.main([*bench, "--mode", "graph", "eager"]) == 0
     assert "without mode graph: it takes a GPU" in capsys.readouterr().out
+
+
+def test_suite_of_tiles(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every kernel at each precision: float32 in its own and, of those for tensor cores, in tf32; none on the CPU."""
+    jobs = suites.tiles("cuda")
+    for dtype, expected in (
+        (torch.bfloat16, {("ours:tile", ""), ("ours:dense", ""), ("ours:pcsr", ""), ("ours:auto", "")}),
+        (torch.float32, {("ours:tile", "tf32"), ("ours:dense", "tf32"), ("ours:tile", ""), ("ours:auto", "")}),
+    ):
+        (job,) = (j for j in jobs if j.configuration == Configuration("ddi_like", "natural", 256, dtype, "sum", True))
+        found = {n for kind in job.kinds for n in kind.names(job.configuration, "cuda")}
+        assert expected <= found and (("ours:tile", "tf32") in found) == (dtype == torch.float32)
+        assert ("ours:auto", "tf32") not in found and ("ours:pcsr", "tf32") not in found
+    assert any(j.configuration.order == "schedule" for j in jobs)
+    assert cli.main(["bench", "--suite", "tiles", "--device", "cpu"]) == 2
+    assert "suite tiles is of kernels for CUDA" in capsys.readouterr().err
+
+
+def test_in_tf32_only_while_it_lasts() -> None:
+    told: list[str] = []
+    call = contenders._in_tf32(lambda: told.append(torch.get_float32_matmul_precision()))
+    before = torch.get_float32_matmul_precision()
+    call()
+    assert told == ["high"] and torch.get_float32_matmul_precision() == before

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gnn_spmm_plugin as gsp
-from gnn_spmm_plugin import data
+from gnn_spmm_plugin import _platform, data
 from gnn_spmm_plugin.cli import main
 from gnn_spmm_plugin.data.edges import EdgeFileError, read_edges
 
@@ -43,6 +43,22 @@ def test_info(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert kernel["available"] or all(str(reason) in out for reason in kernel["reasons"])  # type: ignore[attr-defined]
     assert run("info", "--json", "-") == 0
     assert json.loads(capsys.readouterr().out) == result
+
+
+@pytest.mark.parametrize(("driver", "said", "written"), [((13, 0), "serves CUDA 13.0", "13.0"), (None, "none", None)])
+def test_info_names_the_driver(
+    driver: tuple[int, int] | None,
+    said: str,
+    written: str | None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_platform, "driver", lambda: driver)
+    assert run("info", "--json", str(tmp_path / "info.json")) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("NVIDIA driver"))
+    assert line.endswith(f"  {said}")
+    assert json.loads((tmp_path / "info.json").read_text())["driver_cuda"] == written
 
 
 @pytest.mark.parametrize("graph", ["cora", "minesweeper"])

@@ -363,7 +363,7 @@ def test_out_of_memory_while_planning(
 
 def test_kernels() -> None:
     listed = gsp.kernels()
-    assert {k["name"] for k in listed} == {"csr_cpu", "csr_dual", "pcsr", "tile", "dense"}
+    assert {k["name"] for k in listed} == {"csr_cpu", "csr_dual", "pcsr", "tile", "dense", "cusparse"}
     for k in listed:
         assert set(k) >= {"name", "device", "summary", "reduces", "available", "reasons"}
         assert k["available"] == (not k["reasons"]) and isinstance(k["reasons"], list)

@@ -396,6 +396,25 @@ def test_the_same_bits(place: str, config: TileConfig) -> None:
 
 
 @pytest.mark.parametrize("kernel", BOTH)
+def test_where_torch_is_told_to_be_deterministic(place: str, kernel: str) -> None:
+    """Nothing that is built, laid out or run asks torch for what it refuses then."""
+    e = NAMED["sorted"]
+    unique = torch.unique(e.edge_index.flip(0), dim=1).flip(0)
+    x = values((37, 12), torch.bfloat16, 1, device=place)
+    weight = values((unique.shape[1],), torch.bfloat16, 2, device=place)
+    found = []
+    for asked in (False, True):
+        torch.use_deterministic_algorithms(asked)
+        try:
+            g = gsp.Graph.from_edge_index(unique.to(place), 37)
+            plan = gsp.plan(g, 12, torch.bfloat16, kernel=kernel)
+            found.append(gsp.spmm(g, x, weight, plan=plan))
+        finally:
+            torch.use_deterministic_algorithms(False)
+    assert same_bits(*found)
+
+
+@pytest.mark.parametrize("kernel", BOTH)
 def test_weights_are_laid_out_once(place: str, kernel: str) -> None:
     """A constant weight, a scale; a changed or a learned one, each time."""
     e = NAMED["sorted"]

@@ -160,7 +160,7 @@ def shares(parts: Sequence[tuple[str, str, float]], label: str) -> str:
 def matrix(counts: Sequence[Sequence[float]], label: str) -> str:
     """A matrix of counts, dark where there are many, as a picture inside the page."""
     cells = np.asarray(counts, dtype=np.float64)
-    if cells.size == 0 or cells.max() <= 0:
+    if cells.size == 0 or np.max(cells) <= 0:
         return ""
     # The logarithm: one dense corner would leave the rest blank.
     alpha = np.log1p(cells / cells[cells > 0].mean() * 4)
