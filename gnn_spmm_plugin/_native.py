@@ -89,8 +89,9 @@ def _load_cuda() -> str | None:
         return error
     if path is None:
         why = build_info().get("cuda_reason") or "no nvcc was found"
+        first = "" if why.startswith("switched off") else "install the CUDA toolkit, then "
         return (
-            f"the package was built without CUDA ({why}); install the CUDA toolkit, then reinstall with "
+            f"the package was built without CUDA ({why}); {first}reinstall with "
             "`GSP_CUDA=ON pip install --force-reinstall --no-deps .`"
         )
     try:

@@ -6,6 +6,7 @@ import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from .features import MatrixFeatures
 from .pcsr import Config
@@ -26,18 +27,19 @@ class Candidate:
 
     Attributes:
         rows: a `Layout` for the kernel csr_dual (``csr`` and ``blocks``: without a list), a `Config` for pcsr, a
-            `TileConfig` (``T8.S0``) for tile; None: of csr_dual, by the rules.
+            `TileConfig` (``T8.S0``) for tile, ``"dense"`` for dense; None: of csr_dual, by the rules.
         schedule: a name of `gnn_spmm_plugin.schedule.SCHEDULES`.
     """
 
-    rows: Layout | Config | TileConfig | None = None
+    rows: Layout | Config | TileConfig | Literal["dense"] | None = None
     schedule: str = "natural"
 
     @property
     def kernel(self) -> str:
         """Name of the kernel."""
-        rows = self.rows
-        return "pcsr" if isinstance(rows, Config) else "tile" if isinstance(rows, TileConfig) else "csr_dual"
+        if self.rows == "dense":
+            return "dense"
+        return {Config: "pcsr", TileConfig: "tile"}.get(type(self.rows), "csr_dual")
 
     @property
     def layout(self) -> Layout | None:
@@ -56,7 +58,7 @@ class Candidate:
 
     def __str__(self) -> str:
         r = self.rows
-        if isinstance(r, TileConfig):
+        if isinstance(r, (TileConfig, str)):
             text = str(r)
         elif r is None:
             text = "rules"
@@ -77,7 +79,7 @@ class Candidate:
         schedule, _, name = text.rpartition("/")
         if schedule and schedule not in SCHEDULES:
             raise ValueError(f"candidate {text!r} has a schedule that is none of {', '.join(SCHEDULES)}")
-        rows: Layout | Config | TileConfig | None
+        rows: Layout | Config | TileConfig | Literal["dense"] | None
         if name == "rules":
             rows = None
         elif found := _LAYOUT.fullmatch(name):
@@ -90,6 +92,8 @@ class Candidate:
             rows = Layout(plain.chunk, plain.window, plain.long, max(1, int(found[2] or 1)))
         elif found := _CONFIG.fullmatch(name):
             rows = Config(int(found[1]), int(found[2]), int(found[3]), found[4] == "1")
+        elif name == "dense":
+            rows = "dense"
         elif found := _TILES.fullmatch(name):
             rows = TileConfig(int(found[1]), int(found[2]))
         else:

@@ -162,7 +162,7 @@ def _device(name: str | None) -> str:
 
 def _require(device: str) -> None:
     if device == "cuda" and (missing := _platform.no_gpu()) is not None:
-        raise UsageError(f"{missing}; or use --device cpu")
+        raise UsageError(f"{missing.removesuffix(', or use the CPU')}; or use --device cpu")
     try:
         _native.require(torch.device(device))
     except RuntimeError as e:

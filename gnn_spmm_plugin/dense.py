@@ -16,7 +16,7 @@ from . import _native
 from .csr import Csr, KeptWeight, capturing
 from .tiles import DTYPES, factors
 
-#: Largest matrix that is made.
+#: Largest matrix of float32 that is made; of others, counts take as much for a moment.
 MOST_BYTES = 1 << 30
 #: Rows are stored in multiples of so many columns: a GEMM reads them much faster from multiples of 16 bytes.
 _STEP = 8
@@ -113,10 +113,11 @@ def prepare(csr: Csr, dtype: torch.dtype) -> tuple[Dense, tuple[str, ...]]:
         raise ValueError("kernel 'dense' needs int32 indices, the graph has int64 ones; use another kernel")
     rows, columns = csr.num_rows, csr.num_cols
     stride = max(-(-columns // _STEP), 1) * _STEP
-    size = rows * stride * dtype.itemsize
+    size = rows * stride * 4
     if size > MOST_BYTES:
         raise ValueError(
-            f"as a dense matrix the graph takes {size:,} bytes, at most {MOST_BYTES:,} are used; use another kernel"
+            f"as a dense matrix the graph takes {size:,} bytes to make, at most {MOST_BYTES:,} are used; use another "
+            "kernel"
         )
     kept: Dense | None = csr.plans.get("dense")
     if kept is None:

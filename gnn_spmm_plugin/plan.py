@@ -336,6 +336,22 @@ def default_plan(core: Core, csr: Csr) -> Plan:
     return current
 
 
+#: Part of the pairs of nodes that edges join, from which on tiles may have something to win.
+_DENSE = 0.02
+
+
+def _tiles_left(csr: Csr, device: torch.device, reduce: str) -> tuple[str, ...]:
+    """That there are kernels for dense graphs, which nothing chooses, where one might wish for them."""
+    edges = csr.col.shape[0]
+    there = any(k.name == "tile" and k.device == device.type and reduce in k.reduces for k in KERNELS)
+    if not there or edges <= _DENSE * csr.num_rows * csr.num_cols or csr.col.dtype != torch.int32:
+        return ()
+    density = edges / (csr.num_rows * csr.num_cols)
+    return (
+        f"tiles     left out: they are not measured. {density:.1%} of the pairs have edges: try kernel='tile', 'dense'",
+    )
+
+
 def _may_choose_order(csr: Csr, kernel: Kernel) -> bool:
     return kernel.name not in BUILT and csr.col.dtype == torch.int32
 
@@ -490,6 +506,8 @@ def plan(
         if decision.candidate != RULES:
             chosen = for_device(graph.device, decision.candidate.kernel)
             schedule = decision.candidate.schedule
+    if policy == "auto" and not asked:
+        reasons += _tiles_left(csr, graph.device, reduce)
     named = "natural" if schedule is None else schedule if isinstance(schedule, str) else ""
     if mode == "cold" and named != "natural":
         raise ValueError("a schedule has to be prepared: use mode='auto' or 'warm', not 'cold'")

@@ -242,12 +242,15 @@ class Tiles:
 
 def passes(dtype: torch.dtype) -> int:
     """Products by the tensor cores for one: 3 for float32, unless torch is told that tf32 will do."""
-    if dtype != torch.float32:
-        return 1
-    matmul = torch.backends.cuda.matmul
-    if torch.compiler.is_compiling():  # which cannot trace the other, that knows both ways to tell torch
-        return 1 if matmul.allow_tf32 else 3
-    return 1 if matmul.fp32_precision == "tf32" else 3
+    return 1 if dtype != torch.float32 or _tf32_will_do() else 3
+
+
+def _tf32_will_do() -> bool:
+    return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")  # it knows both ways to tell torch
+
+
+# Compiled, it is what it was while compiling; as `torch.compiler.assume_constant_result` does, which imports dynamo.
+_tf32_will_do._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def factors(
@@ -278,8 +281,9 @@ def in_16_bytes(x: Tensor) -> Tensor:
     missing = -x.shape[1] % step
     if missing:
         return torch.nn.functional.pad(x, (0, missing))
-    begin = x.storage_offset() % step == 0 if torch.compiler.is_compiling() else x.data_ptr() % 16 == 0
-    return x if begin and x.stride(0) % step == 0 else x.clone(memory_format=torch.contiguous_format)
+    # An address is nothing that can be traced: then only what begins in the middle of a tensor can begin anywhere.
+    begins = x.is_contiguous() if torch.compiler.is_compiling() else x.data_ptr() % 16 == 0
+    return x if begins and x.stride(0) % step == 0 else x.clone(memory_format=torch.contiguous_format)
 
 
 def build(packed: _Packed, config: TileConfig) -> Tiles:

@@ -78,6 +78,9 @@ def test_package_without_cuda(monkeypatch: pytest.MonkeyPatch, libraries: set[st
     said = str(_native._load_cuda())
     assert "built without CUDA (no nvcc was found on PATH); install the CUDA toolkit" in said
     assert "`GSP_CUDA=ON pip install --force-reinstall --no-deps .`" in said
+    off = {"cuda": False, "cuda_reason": "switched off at build time by GSP_CUDA=OFF"}
+    monkeypatch.setattr(_native, "build_info", lambda: off)
+    assert "by GSP_CUDA=OFF); reinstall with `GSP_CUDA=ON pip install" in str(_native._load_cuda())
 
 
 @pytest.mark.parametrize(("serves", "fits"), [(12040, False), (13000, True), (13020, True), (14000, True)])

@@ -45,8 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--weighted", "with edge weights or without, default no", choices=_YES_NO, **many)
     add(
         "--order",
-        "order of the rows, default natural; schedule: the generator's; auto: what a plan chooses",
-        choices=("natural", "schedule", "auto"),
+        "order of the rows, default natural; community: as found; schedule: the generator's; auto: a plan's choice",
+        choices=("natural", "community", "schedule", "auto"),
         **many,
     )
     add(
@@ -253,7 +253,7 @@ def report(rows: Sequence[Row]) -> None:
             ratios.setdefault((_who(row), row["mode"]), []).append(value)
         times = [f"{float(row[k]):.4f}" if row[k] else "-" for k in ("ms_median", "ms_p20", "ms_p80")]
         share = f"{float(row['roofline_share']):.2f}" if row["roofline_share"] else ""
-        where = row["graph"] if row["order"] == "natural" else f"{row['graph']}, scheduled"
+        where = row["graph"] if row["order"] == "natural" else f"{row['graph']}, {row['order']}"
         what = f"{'weighted ' if row['weighted'] == '1' else ''}{row['reduce']}"
         cells.append(
             [where, row["width"], row["dtype"], what, row["mode"], _who(row), *times, share, ratio, row["note"]]

@@ -77,7 +77,7 @@ class Kind:
 def plan_for(problem: Problem, graph: Graph, kernel: str | None = None) -> Plan:
     """The plan of the problem, for its graph or the transposed or shuffled one."""
     c = problem.configuration
-    schedule = {"natural": "natural", "schedule": problem.subject.csr.order, "auto": None}[c.order]
+    schedule = problem.subject.csr.order if c.order == "schedule" else None if c.order == "auto" else c.order
     return make_plan(graph, c.width, c.dtype, c.reduce, mode="warm", kernel=kernel, schedule=schedule)
 
 

@@ -75,7 +75,7 @@ def panels(rows: Sequence[Row]) -> Panels:
         if not row["ms_median"] or row["mode"] not in ("graph", "eager") or row["setting"]:
             continue
         product = f"{'weighted ' if row['weighted'] == '1' else ''}{row['reduce']}, {row['dtype']}"
-        product += "" if row["order"] == "natural" else ", scheduled"
+        product += "" if row["order"] == "natural" else f", {row['order']}"
         here = times.setdefault((row["graph"], product, int(row["width"])), {}).setdefault(row["mode"], {})
         name = "best cuSPARSE" if row["contender"].startswith("cusparse:") else row["contender"]
         here[name] = min(float(row["ms_median"]), here.get(name, math.inf))

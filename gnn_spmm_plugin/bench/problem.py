@@ -97,7 +97,7 @@ class Configuration:
     """The product that contenders of one measurement compute; the first columns of the CSV."""
 
     graph: str
-    order: str  # natural | schedule: that of the generator
+    order: str  # a schedule by name; schedule: that of the generator; auto: what a plan chooses
     width: int
     dtype: torch.dtype
     reduce: str

@@ -105,11 +105,16 @@ def tiles(device: str, files: Sequence[str] = (), kernels: tuple[str, ...] = ("a
         raise ValueError("suite tiles is of kernels for CUDA: there are none for cpu")
     plan = _Plan()
     dense = ("proteins_like", "redditlike_sorted", "ra_dense_small_d90", *files)
-    where = ((("ddi_like",), (64, 512)), (("ddi_like", *dense), (128, 256)), (("redditlike_shuf",), (128, 256)))
+    mixed = ("redditlike_shuf", "proteins_like")
+    where = (
+        (("ddi_like",), (64, 512), "natural"),
+        (("ddi_like", "redditlike_shuf", *dense), (128, 256), "natural"),
+        (mixed, (128, 256), "community"),  # as found here
+        (("redditlike_shuf",), (128, 256), "schedule"),  # as planted
+    )
     for dtype in (BF16, F16, F32):
         for weighted in (True, False):
-            for graphs, widths in where:
-                order = "schedule" if graphs == ("redditlike_shuf",) else "natural"
+            for graphs, widths, order in where:
                 plan.add(graphs, widths, dtype=dtype, weighted=weighted, order=order, settings=("", TF32))
     return plan.made((*kernels, "pcsr", "tile", "dense"))
 
