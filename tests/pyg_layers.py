@@ -88,6 +88,12 @@ class Plain(MessagePassing):
         return x_j * weight.view(-1, *[1] * (x_j.dim() - 1)) if self.node_dim == 0 else x_j * weight.view(-1, 1)
 
 
+if tg is not None:
+    # PyG rewrites a class at its first instance. Where threads make the first ones, two may both do so, and then it has
+    # lost what it was: its layers ignore explanations ever after.
+    Plain()
+
+
 class Custom(MessagePassing):
     """A layer whose message is any function of x_j, edge_weight and x_i."""
 
