@@ -14,7 +14,7 @@ from torch import Tensor
 
 from . import _native
 from .csr import Csr, KeptWeight, capturing
-from .tiles import DTYPES, factors
+from .tiles import DTYPES
 
 #: Largest matrix of float32 that is made; of others, counts take as much for a moment.
 MOST_BYTES = 1 << 30
@@ -40,7 +40,6 @@ class Dense:
     parallel: int
     place: Tensor
     _counts: dict[torch.dtype, Tensor] = field(default_factory=dict, repr=False)
-    _weights: KeptWeight = field(default_factory=KeptWeight, repr=False)
     _matrix: KeptWeight = field(default_factory=KeptWeight, repr=False)
 
     def takes(self, weight: Tensor | None, x: Tensor) -> bool:
@@ -83,7 +82,7 @@ class Dense:
         """
         if src_scale is not None:
             x = (x * src_scale.unsqueeze(1)).to(x.dtype)
-        factor = factors(csr, weight, None, x.dtype, self._weights)
+        factor = None if weight is None else csr.in_row_order(weight)
         matrix = self.counts(x.dtype) if factor is None else self._matrix.made(lambda: self.matrix(factor), factor)
         return _native.tile_end(  # type: ignore[no-any-return]
             csr.rowptr, csr.col, factor, x, _mm(matrix, x), dst_scale, mean, *end

@@ -121,7 +121,8 @@ def vectors(csr: Csr, height: int, order: Tensor | None = None) -> Vectors:
     # A run: the edges of one panel and column. Its i-th edge of each row go together.
     opens = torch.ones(num_edges, dtype=torch.bool, device=device)
     opens[1:] = (panel[1:] != panel[:-1]) | (col[1:] != col[:-1])
-    run = opens.cumsum(0) - 1
+    opened = opens.cumsum(0)
+    run = opened - 1
     start = opens.nonzero().flatten()
     length = torch.diff(start, append=start.new_full((1,), num_edges))
     seconds = torch.cat([lane.new_zeros(1), lane.cumsum(0)])  # edges of second rows so far
@@ -130,7 +131,7 @@ def vectors(csr: Csr, height: int, order: Tensor | None = None) -> Vectors:
     offset = torch.cat([size.new_zeros(1), size.cumsum(0)])
     within = torch.arange(num_edges, device=device) - start[run]
     vector = offset[run] + torch.where(lane == 0, within, within - (length - second)[run])
-    runs = torch.cat([opens.cumsum(0).new_zeros(1), opens.cumsum(0)])  # runs that open before each edge
+    runs = torch.cat([opened.new_zeros(1), opened])  # runs that open before each edge
     return Vectors(2, order, offset[runs[panel_ends.long()]], position, vector, lane)
 
 

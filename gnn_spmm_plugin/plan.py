@@ -444,10 +444,10 @@ def plan(
             within 10 seconds or as remembered from before (`gnn_spmm_plugin.tune`); the choice is left to it, and may
             differ from one measurement to the next. Communities that pay come first, as under ``"auto"``.
         policy: ``"auto"``; ``"ra"`` for the rules of RA-SpMM (`gnn_spmm_plugin.route`): of its kernels the nearest that
-            there is, and `Plan.explain` says which; ``"paramspmm"``
-            for PCSR under the configuration that the decider chooses, or its rules where there is none (the default
-            kernel where PCSR has none: maxima and minima, the CPU); ``"dualgcn"`` for rows by the dual metric
-            (`gnn_spmm_plugin.partition`) where the graph is square; or ``"csr"`` for the plain row kernels.
+            there is, and `Plan.explain` says which; ``"paramspmm"`` for PCSR under the configuration that the decider
+            chooses, or its rules where there is none (the default kernel where PCSR has none: maxima and minima, the
+            CPU); ``"dualgcn"`` for rows by the dual metric (`gnn_spmm_plugin.partition`) where the graph is square; or
+            ``"csr"`` for the plain row kernels.
         kernel: name of a kernel (see `kernels`), instead of a choice. `GSP_KERNEL` does the same.
         schedule: order in which rows are processed: ``"natural"``, ``"degree"`` (longest first), ``"dual_metric"`` (see
             `gnn_spmm_plugin.partition`), ``"rcm"`` (reverse Cuthill-McKee, needs scipy), ``"community"`` (see

@@ -114,11 +114,12 @@ def pack(csr: Csr, height: int, order: Tensor | None = None) -> _Packed:
     opens[1:] = (window[1:] != window[:-1]) | (col[1:] != col[:-1])  # a column of a window
     again = torch.zeros_like(opens)
     again[1:] = ~opens[1:] & (place[1:] == place[:-1])  # an edge parallel to the one before
-    run = opens.cumsum(0) - 1
+    opened = opens.cumsum(0)
+    run = opened - 1
     # How many such edges precede each: its number less that of the last that is none.
     alone = torch.where(again, number.new_zeros(()), number).cummax(0).values if num_edges else number
     nth = number - alone
-    columns = torch.cat([opens.cumsum(0).new_zeros(1), opens.cumsum(0)])[ends.long()]  # before each window
+    columns = torch.cat([opened.new_zeros(1), opened])[ends.long()]  # before each window
     size = number.new_zeros(num_edges).scatter_reduce_(0, run, nth + 1, "amax")  # of each run; then nothing
     before = torch.cat([size.new_zeros(1), size.cumsum(0)])
     first_vector = before[columns]

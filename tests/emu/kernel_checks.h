@@ -59,6 +59,13 @@ class Buffer {
   unsigned char* base_;
 };
 
+template <typename T>
+std::unique_ptr<Buffer<T>> buffer_of(const std::vector<T>& values) {
+  auto buffer = std::make_unique<Buffer<T>>(values.size());
+  std::copy(values.begin(), values.end(), buffer->data());
+  return buffer;
+}
+
 // What outputs hold beforehand: no result by accident, and no NaN.
 constexpr unsigned char kUnwritten = 0x5b;
 

@@ -65,13 +65,6 @@ struct Format {
   }
 };
 
-template <typename T>
-std::unique_ptr<Buffer<T>> buffer_of(const std::vector<T>& values) {
-  auto buffer = std::make_unique<Buffer<T>>(values.size());
-  std::copy(values.begin(), values.end(), buffer->data());
-  return buffer;
-}
-
 struct Case {
   int height = 1;
   int granularity = 0;  // 0: no panel is split

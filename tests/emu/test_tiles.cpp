@@ -70,13 +70,6 @@ struct Format {
   }
 };
 
-template <typename T>
-std::unique_ptr<Buffer<T>> buffer_of(const std::vector<T>& values) {
-  auto buffer = std::make_unique<Buffer<T>>(values.size());
-  std::copy(values.begin(), values.end(), buffer->data());
-  return buffer;
-}
-
 struct Case {
   int height = 8;
   int most = 0;  // groups of a piece; 0: no window is split
