@@ -18,7 +18,8 @@ from .tiles import DTYPES
 
 #: Largest matrix of float32 that is made; of others, counts take as much for a moment.
 MOST_BYTES = 1 << 30
-#: Rows are stored in multiples of so many columns: a GEMM reads them much faster from multiples of 16 bytes.
+#: Rows are multiples of so many columns, zeros at the end, and features get as many rows: with another number of terms
+#: a GEMM is up to five times slower (docs/benchmarks/tiles_h200.csv).
 _STEP = 8
 #: Parallel edges that a dtype can count.
 _COUNTS = {torch.float32: 1 << 24, torch.float16: 1 << 11, torch.bfloat16: 1 << 8}
@@ -30,7 +31,7 @@ class Dense:
 
     Attributes:
         shape: (rows, columns).
-        stride: columns that are stored.
+        stride: columns with those that fill up.
         parallel: the most edges that join one pair of nodes.
         place: ``[E]`` int64, where in the storage of a matrix each edge is, in row order.
     """
@@ -49,22 +50,19 @@ class Dense:
         return self.parallel <= _COUNTS[x.dtype] if weight is None else weight.dim() == 1 and self.parallel <= 1
 
     def counts(self, dtype: torch.dtype) -> Tensor:
-        """``[rows, columns]`` of `dtype`, the number of edges of each pair of nodes."""
+        """``[rows, stride]`` of `dtype`, the number of edges of each pair of nodes."""
         found = self._counts.get(dtype)
         if found is None:
             count = torch.zeros(self.shape[0] * self.stride, dtype=torch.int32, device=self.place.device)
             one = torch.ones((), dtype=torch.int32, device=self.place.device)
-            found = self._cut(count.scatter_add_(0, self.place, one.expand(self.place.shape)).to(dtype))
+            found = count.scatter_add_(0, self.place, one.expand(self.place.shape)).to(dtype).view(-1, self.stride)
             if not capturing(self.place.device):  # what a capture computes is there only after a replay
                 self._counts[dtype] = found
         return found
 
     def matrix(self, weight: Tensor) -> Tensor:
-        """``[rows, columns]`` of `weight`, ``[E]`` in row order."""
-        return self._cut(weight.new_zeros(self.shape[0] * self.stride).scatter_(0, self.place, weight))
-
-    def _cut(self, stored: Tensor) -> Tensor:
-        return stored.view(self.shape[0], self.stride)[:, : self.shape[1]]
+        """``[rows, stride]`` of `weight`, ``[E]`` in row order."""
+        return weight.new_zeros(self.shape[0] * self.stride).scatter_(0, self.place, weight).view(-1, self.stride)
 
     def product(
         self,
@@ -85,8 +83,12 @@ class Dense:
         factor = None if weight is None else csr.in_row_order(weight)
         matrix = self.counts(x.dtype) if factor is None else self._matrix.made(lambda: self.matrix(factor), factor)
         return _native.tile_end(  # type: ignore[no-any-return]
-            csr.rowptr, csr.col, factor, x, _mm(matrix, x), dst_scale, mean, *end
+            csr.rowptr, csr.col, factor, x, self._times(matrix, x), dst_scale, mean, *end
         )
+
+    def _times(self, matrix: Tensor, x: Tensor) -> Tensor:
+        missing = self.stride - x.shape[0]
+        return _mm(matrix, torch.nn.functional.pad(x, (0, 0, 0, missing)) if missing else x)
 
     def nbytes(self) -> int:
         """Bytes of the arrays."""
@@ -95,7 +97,10 @@ class Dense:
 
 
 def _mm(matrix: Tensor, x: Tensor) -> Tensor:
-    """Their product, rounded to float32; of float32 in tf32 where torch is told so."""
+    """Their product, rounded to float32; of float32 in tf32 where torch is told so, whatever autocast says."""
+    if torch.is_autocast_enabled(x.device.type):
+        with torch.autocast(x.device.type, enabled=False):
+            return _mm(matrix, x)
     return torch.mm(matrix, x) if x.dtype == torch.float32 else torch.mm(matrix, x, out_dtype=torch.float32)
 
 

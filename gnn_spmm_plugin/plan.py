@@ -282,7 +282,8 @@ def _formatted(
         elif kernel.name == "tile":
             made, name, reasons = tiles.prepare(csr, width, dtype, schedule, candidate.tiles)
         else:
-            name, (made, reasons) = "natural", dense.prepare(csr, dtype) if kernel.name == "dense" else vendor.prepare()
+            name = "natural"
+            made, reasons = dense.prepare(csr, dtype) if kernel.name == "dense" else vendor.prepare(csr)
             if schedule is not None and schedule != "natural":
                 reasons += ("schedule  not followed: its rows are taken as they are",)
         if kernel.name != "pcsr":

@@ -19,14 +19,19 @@ from .tiles import factors
 
 @dataclass(frozen=True, eq=False)
 class VendorSparse:
-    """A graph as a sparse matrix of torch; it shares the CSR arrays."""
+    """A graph as a sparse matrix of torch; it shares the CSR arrays.
 
+    Attributes:
+        whole: whether cuSPARSE calls it a matrix: one with entries, and no more of them than there are places.
+    """
+
+    whole: bool
     _ones: dict[torch.dtype, Tensor] = field(default_factory=dict, repr=False)
     _weights: KeptWeight = field(default_factory=KeptWeight, repr=False)
 
     def takes(self, weight: Tensor | None, x: Tensor) -> bool:
         """Whether it is for these operands: not for weights by heads."""
-        return weight is None or weight.dim() == 1
+        return self.whole and (weight is None or weight.dim() == 1)
 
     def product(
         self,
@@ -88,9 +93,12 @@ def _matrix(csr: Csr, values: Tensor) -> Tensor:
         )
 
 
-def prepare() -> tuple[VendorSparse, tuple[str, ...]]:
-    """The format, and what to say about it."""
-    return VendorSparse(), ("cusparse  as torch.sparse calls it: not the same bits in every run",)
+def prepare(csr: Csr) -> tuple[VendorSparse, tuple[str, ...]]:
+    """The format of `csr`, and what to say about it."""
+    whole = 0 < csr.col.shape[0] <= csr.num_rows * csr.num_cols
+    how = "as torch.sparse calls it: not the same bits in every run"
+    left = "left to the CSR arrays: no edges, or more than pairs of nodes, which cuSPARSE refuses"
+    return VendorSparse(whole), (f"cusparse  {how if whole else left}",)
 
 
 __all__ = ["VendorSparse", "prepare"]

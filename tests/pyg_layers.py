@@ -90,8 +90,12 @@ class Plain(MessagePassing):
 
 if tg is not None:
     # PyG rewrites a class at its first instance. Where threads make the first ones, two may both do so, and then it has
-    # lost what it was: its layers ignore explanations ever after.
+    # lost what it was: its layers ignore explanations ever after. And if the first one cannot multiply with a matrix,
+    # as one of several aggregations, none that follows can.
     Plain()
+    for _layer in (tg.GCNConv, tg.SAGEConv, tg.GraphConv):
+        _layer(1, 1)
+    tg.GINConv(nn.Identity())
 
 
 class Custom(MessagePassing):

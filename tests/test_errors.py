@@ -525,6 +525,8 @@ def _rows_are_free(name: str, i: int) -> bool:
     # x has num_src rows, and rowptr says how many there are of the result and of edges, where nothing repeats it
     return (name, i) in {
         ("pcsr_spmm", 4),
+        ("tile_spmm", 9),
+        ("tile_end", 3),
         ("row_sum", 0),
         ("row_sum", 1),
         ("spmm_arg", 0),

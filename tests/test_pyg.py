@@ -256,7 +256,7 @@ def test_mixed_precision_of_features_and_weight(device: str) -> None:
         with gsp.patch_pyg():
             got = outputs_and_gradients(layer, lambda x, w: layer(x, edge_index, w), x, w)
         assert kernel_calls() > before
-        assert_same(got, expected, 1e-2 if feature is torch.bfloat16 else None)
+        assert_same(got, expected, 2e-2 if feature is torch.bfloat16 else None)  # stock rounds each term
 
 
 def test_hetero_models(device: str) -> None:

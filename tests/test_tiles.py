@@ -266,7 +266,7 @@ def test_tf32(place: str, tf32: bool, kernel: str) -> None:
     close(out, expected, lost=2**-9)
     assert tiles.passes(torch.float32) == 1
     exact = Expected(expected.value, expected.size)
-    if tf32:
+    if tf32 and kernel == "tile":  # torch.mm may do better than it was asked to
         with pytest.raises(AssertionError, match="off by"):
             close(out, exact)
     torch.set_float32_matmul_precision("highest")
@@ -744,15 +744,18 @@ def test_accuracy_of_a_gcn(kernel: str, mode: str, monkeypatch: pytest.MonkeyPat
         g = gsp.Graph.from_edge_index(edge_index, 2000)
         first, second = gsp.nn.GCNConv(64, 32).cuda(), gsp.nn.GCNConv(32, 8).cuda()
         optimizer = torch.optim.Adam([*first.parameters(), *second.parameters()], lr=0.01)
-        with torch.autocast("cuda", dtype, enabled=dtype != torch.float32):
-            for _ in range(60):
-                out = second(first(x, g).relu(), g)
-                loss = torch.nn.functional.cross_entropy(out[:1000].float(), y[:1000])
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-            assert g._csr.plan.kernel.name == (name or "csr_dual")
-            return float((second(first(x, g).relu(), g)[1000:].argmax(1) == y[1000:]).float().mean())
+
+        def forward() -> torch.Tensor:
+            with torch.autocast("cuda", dtype, enabled=dtype != torch.float32):  # it keeps what it casts until its end
+                return second(first(x, g).relu(), g).float()
+
+        for _ in range(60):
+            loss = torch.nn.functional.cross_entropy(forward()[:1000], y[:1000])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        assert g._csr.plan.kernel.name == (name or "csr_dual")
+        return float((forward()[1000:].argmax(1) == y[1000:]).float().mean())
 
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if mode == "tf32" else "highest")

@@ -37,7 +37,7 @@ class Launch {
             ? ": rebuild the package with this architecture in TORCH_CUDA_ARCH_LIST"
         : error == cudaErrorInsufficientDriver
             ? ": update the driver, or rebuild with an older CUDA toolkit"
-        : error == cudaErrorInvalidConfiguration
+        : error == cudaErrorInvalidConfiguration || error == cudaErrorInvalidValue  // by driver
             ? ": more columns than one launch can have; pass the features in parts, x[:, :n]"
             : "";
     STD_TORCH_CHECK(false, what, ": ", cudaGetErrorString(error), " on ", properties.name,
@@ -470,12 +470,12 @@ cuda::Pair pair_of(const Sizes& sizes, const Tensor& rowptr, const Tensor& col,
   p.a = a.const_data_ptr();
   p.b = b.const_data_ptr();
   p.att = att.const_data_ptr();
+  p.width = narrow("columns", sizes.width);
+  p.heads = narrow("heads", sizes.heads);
   p.a_stride = row_stride("a", a, sizes);
   p.b_stride = row_stride("b", b, sizes);
   p.rows = sizes.csr.rows;
   p.edges = sizes.csr.edges;
-  p.width = narrow("columns", sizes.width);
-  p.heads = narrow("heads", sizes.heads);
   p.slope = slope;
   kernel_calls.fetch_add(1, std::memory_order_relaxed);
   return p;

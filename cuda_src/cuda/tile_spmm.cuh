@@ -142,6 +142,13 @@ struct Words {
 template <typename T>
 using TileSums = float[Tile<T>::kColumns / 2][4];
 
+// Adds what a group gives. The tensor cores round what they add to towards zero, over thousands of
+// groups always the same way; so they begin anew with each group, and this rounds to the nearest.
+__device__ __forceinline__ void add_part(float (&sum)[4], const float (&part)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) sum[i] += part[i];
+}
+
 // 16 bits: one product of each two columns. The first pair of k of a lane are its vectors 0 and 1,
 // the second 2 and 3.
 template <typename T, int kPasses, int kHeight, bool kWeighted>
@@ -173,7 +180,11 @@ __device__ __forceinline__ void multiply_tile(TileSums<T> (&sum)[kHeight / 8],
       const unsigned a[4] = {firsts(x[0].w[m], x[1].w[m]), seconds(x[0].w[m], x[1].w[m]),
                              firsts(x[2].w[m], x[3].w[m]), seconds(x[2].w[m], x[3].w[m])};
 #pragma unroll
-      for (int h = 0; h < kHeight / 8; ++h) multiply_16_bits<T>(sum[h][m], a, b[h]);
+      for (int h = 0; h < kHeight / 8; ++h) {
+        float part[4] = {};
+        multiply_16_bits<T>(part, a, b[h]);
+        add_part(sum[h][m], part);
+      }
     }
   } else {
     // tf32: vectors 0 and 1 of a lane, then 2 and 3. In three passes, both operands are two parts
@@ -204,11 +215,13 @@ __device__ __forceinline__ void multiply_tile(TileSums<T> (&sum)[kHeight / 8],
         }
 #pragma unroll
         for (int h = 0; h < kHeight / 8; ++h) {
+          float part[4] = {};
           if constexpr (kParts) {
-            multiply_tf32(sum[h][m], a_rest, b[h]);
-            if constexpr (kWeighted) multiply_tf32(sum[h][m], a, b_rest[h]);
+            multiply_tf32(part, a_rest, b[h]);
+            if constexpr (kWeighted) multiply_tf32(part, a, b_rest[h]);
           }
-          multiply_tf32(sum[h][m], a, b[h]);
+          multiply_tf32(part, a, b[h]);
+          add_part(sum[h][m], part);
         }
       }
     }

@@ -172,7 +172,7 @@ def _constructor(original: Any) -> Any:
         _map((args, kwargs), lambda g: g, tensors.append)
         target = _device(device) if device is not None else next((t.device for t in tensors), torch.device("cpu"))
         if target.type not in _KINDS:
-            return original(*args, device=device, **kwargs)
+            return original(*args, **kwargs) if device is None else original(*args, device=device, **kwargs)
         return original(*_down(args), device="cpu", **_down(kwargs)).to(target)
 
     return construct
