@@ -76,7 +76,7 @@ class KeptWeight:
         then, kept = self._entry
         in_capture = capturing(given[0].device)
         for t, (ref, before, original) in zip(given, then, strict=True):
-            if ref() is not t or not _is_cacheable(t) or before != state(t):
+            if ref() is not t or not is_cacheable(t) or before != state(t):
                 return False, None
             compare = not t.is_cuda or (verify_always() and not in_capture)
             if compare and (original is None or not unchanged(original, t)):
@@ -87,7 +87,7 @@ class KeptWeight:
 
     def _keep(self, given: tuple[Tensor, ...], kept: Tensor | None) -> None:
         # what a capture allocates belongs to its CUDA graph
-        if all(map(_is_cacheable, given)) and not capturing(given[0].device):
+        if all(map(is_cacheable, given)) and not capturing(given[0].device):
             compare = not given[0].is_cuda or verify_always()
             self._entry = tuple((weakref.ref(t), state(t), t.clone() if compare else None) for t in given), kept
 
@@ -270,7 +270,7 @@ def _products_fit(a: Tensor, b: Tensor) -> bool:
     return bool((least >= info.tiny) & (a.amax() * b.amax() <= info.max))
 
 
-def _is_cacheable(t: Tensor) -> bool:
+def is_cacheable(t: Tensor) -> bool:
     """Whether another value of `t` would show, and no vmap or other transform stands between it and its memory."""
     functorch = torch._C._functorch
     wrapped = functorch.is_functorch_wrapped_tensor(t) or functorch.is_legacy_batchedtensor(t)

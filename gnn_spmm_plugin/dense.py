@@ -1,4 +1,4 @@
-"""Small dense graphs as a dense matrix: one GEMM by torch, whose library knows the matrix units better than anyone.
+"""Dense graphs as a dense matrix: one GEMM by torch, whose library knows the matrix units better than anyone.
 
 Of a graph in which most nodes are neighbours, the zeros cost less than looking up where they are not. They are
 multiplied, too, and 0 * inf is NaN: sums that come out as NaN are made anew from the edges (cuda/tile_spmm.cuh).
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from . import _native
-from .csr import Csr, KeptWeight, capturing
-from .tiles import DTYPES
+from .csr import Csr, KeptWeight, capturing, is_cacheable
+from .tiles import DTYPES, passes
 
 #: Largest matrix of float32 that is made; of others, counts take as much for a moment.
 MOST_BYTES = 1 << 30
@@ -43,7 +43,7 @@ class Dense:
     _counts: dict[torch.dtype, Tensor] = field(default_factory=dict, repr=False)
     _matrix: KeptWeight = field(default_factory=KeptWeight, repr=False)
 
-    def takes(self, weight: Tensor | None, x: Tensor) -> bool:
+    def takes(self, csr: Csr, weight: Tensor | None, x: Tensor) -> bool:
         """Whether there is a matrix for these operands: not of float64, nor of what does not add up in the dtype."""
         if x.dtype not in DTYPES:
             return False
@@ -86,7 +86,17 @@ class Dense:
             csr.rowptr, csr.col, factor, x, self._times(matrix, x), dst_scale, mean, *end
         )
 
+    def recurs(self, csr: Csr, weight: Tensor) -> bool:
+        """Whether `weight` was there before, and so does not change with every call; then its matrix is kept."""
+        if not is_cacheable(weight) or torch.compiler.is_compiling():
+            return False
+        factor = csr.in_row_order(weight)
+        return self._matrix.recurring(lambda: self.matrix(factor), factor) is not None
+
     def _times(self, matrix: Tensor, x: Tensor) -> Tensor:
+        if torch.is_autocast_enabled(x.device.type):  # the precision is that of the features, as of every kernel
+            with torch.autocast(x.device.type, enabled=False):
+                return self._times(matrix, x)
         missing = self.stride - x.shape[0]
         return _mm(matrix, torch.nn.functional.pad(x, (0, 0, 0, missing)) if missing else x)
 
@@ -96,11 +106,90 @@ class Dense:
         return matrices + self.place.numel() * 8
 
 
+# ---------------------------------------------------------------------- the choice
+
+#: From this part of the pairs of nodes on that edges join, a GEMM wins: by bytes of an element, (columns of features or
+#: more, part). Measured on an H200, where all that this table says yes to was 1.1 to 19 times as fast as the best other
+#: kernel, and at half of the parts most of it slower (docs/benchmarks/dense_h200.csv). float32: where tf32 will do.
+_LEAST = {2: ((128, 0.03), (64, 0.07), (32, 0.1)), 4: ((256, 0.05), (128, 0.1), (64, 0.18))}
+#: The least of these parts; and edges below which nothing was won.
+LEAST_DENSITY, LEAST_EDGES = 0.03, 100_000
+#: And from so many products of an edge and a column on, below which starting takes the time.
+_WORK = {2: 50_000_000, 4: 100_000_000}
+
+
+def least_density(width: int, dtype: torch.dtype) -> float | None:
+    """From which part of the pairs of nodes on a GEMM is faster for such features; None: it never is."""
+    if dtype not in DTYPES or passes(dtype) > 1 or width * dtype.itemsize % 16:
+        return None
+    return next((least for columns, least in _LEAST[dtype.itemsize] if width >= columns), None)
+
+
+def pays(csr: Csr, width: int, dtype: torch.dtype) -> bool:
+    """Whether a GEMM is faster than every other kernel, as far as size and density say."""
+    least = least_density(width, dtype)
+    if least is None or not might_pay(csr):
+        return False
+    edges = csr.col.shape[0]
+    return edges >= least * csr.num_rows * csr.num_cols and edges * width >= _WORK[dtype.itemsize]
+
+
+def might_pay(csr: Csr) -> bool:
+    """Whether there are features for which it `pays`."""
+    edges, pairs = csr.col.shape[0], csr.num_rows * csr.num_cols
+    small = pairs * 4 <= MOST_BYTES and csr.col.dtype == torch.int32
+    return small and edges >= max(LEAST_DENSITY * pairs, LEAST_EDGES)
+
+
+@dataclass(frozen=True, eq=False)
+class WhereItPays:
+    """The format of a plan for any product: a matrix where that `pays`, made at the first such product.
+
+    Learned weights would take a new matrix at every step, and GEMMs of several streams promise no bits
+    (``torch.use_deterministic_algorithms``): both run on the CSR arrays.
+    """
+
+    _made: dict[torch.dtype, Dense | None] = field(default_factory=dict, repr=False)
+
+    def takes(self, csr: Csr, weight: Tensor | None, x: Tensor) -> bool:
+        """Whether these operands are for the matrix, which is there then."""
+        if not pays(csr, x.shape[1], x.dtype) or torch.are_deterministic_algorithms_enabled():
+            return False
+        made = self._matrix(csr, x.dtype)
+        if made is None or not made.takes(csr, weight, x):
+            return False
+        return weight is None or made.recurs(csr, weight)
+
+    def _matrix(self, csr: Csr, dtype: torch.dtype) -> Dense | None:
+        if dtype not in self._made and not (torch.compiler.is_compiling() or capturing(csr.col.device)):
+            try:
+                self._made[dtype] = prepare(csr, dtype)[0]
+            except (ValueError, torch.OutOfMemoryError):  # parallel edges, or no room: as before
+                self._made[dtype] = None
+        return self._made.get(dtype)
+
+    def product(
+        self,
+        csr: Csr,
+        weight: Tensor | None,
+        x: Tensor,
+        *rest: Any,
+    ) -> Tensor:
+        """As `Dense.product`."""
+        made = self._made[x.dtype]
+        assert made is not None
+        return made.product(csr, weight, x, *rest)
+
+    def nbytes(self) -> int:
+        """Bytes of what was made."""
+        return max((made.nbytes() for made in self._made.values() if made is not None), default=0)
+
+
+# ---------------------------------------------------------------------- the format
+
+
 def _mm(matrix: Tensor, x: Tensor) -> Tensor:
-    """Their product, rounded to float32; of float32 in tf32 where torch is told so, whatever autocast says."""
-    if torch.is_autocast_enabled(x.device.type):
-        with torch.autocast(x.device.type, enabled=False):
-            return _mm(matrix, x)
+    """Their product, rounded to float32; of float32 in tf32 where torch is told so."""
     return torch.mm(matrix, x) if x.dtype == torch.float32 else torch.mm(matrix, x, out_dtype=torch.float32)
 
 

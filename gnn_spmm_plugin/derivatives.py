@@ -196,7 +196,7 @@ def _sum_raw(
     *end: Any,
 ) -> Tensor:
     """The kernel of a plan; `weight` in the caller's order, otherwise as ``_native.spmm``."""
-    if p.format is not None and p.format.takes(weight, x):
+    if p.format is not None and p.format.takes(csr, weight, x):
         return p.format.product(csr, weight, x, src_scale, dst_scale, mean, *end)
     w = None if weight is None else csr.in_row_order(weight)
     if p.mode == "cold":

@@ -238,7 +238,7 @@ class Pcsr:
         """
         return self._kept.permuted(weight, self.edge.view(-1)).view(-1, self.config.V, *weight.shape[1:])
 
-    def takes(self, weight: Tensor | None, x: Tensor) -> bool:
+    def takes(self, csr: Csr, weight: Tensor | None, x: Tensor) -> bool:
         """Whether the kernel is for these operands: it is for all."""
         return True
 

@@ -57,7 +57,7 @@ MOVE_DEGREE = 64
 class Format(Protocol):
     """A graph as a kernel reads it that does not read the CSR arrays: see `pcsr`, `tiles`, `dense`, `vendor`."""
 
-    def takes(self, weight: Tensor | None, x: Tensor) -> bool:
+    def takes(self, csr: Csr, weight: Tensor | None, x: Tensor) -> bool:
         """Whether the kernel is for these operands; what it is not for runs on the CSR arrays."""
 
     def product(
@@ -286,8 +286,6 @@ def _formatted(
             made, reasons = dense.prepare(csr, dtype) if kernel.name == "dense" else vendor.prepare(csr)
             if schedule is not None and schedule != "natural":
                 reasons += ("schedule  not followed: its rows are taken as they are",)
-        if kernel.name != "pcsr":
-            reasons += ("unproven  it has run under the emulation of tests/emu alone, on no GPU yet",)
         beside = _without_items(*_lengths(csr.num_rows, csr.col.shape[0]))  # for what runs on the CSR
         features = GraphFeatures.of(csr)
     seconds = time.perf_counter() - start
@@ -329,7 +327,12 @@ def default_plan(core: Core, csr: Csr) -> Plan:
         made = decided(csr, 64, torch.float32, (kernel.name,), implicit=True)
         current = _build(csr, kernel, schedule=made.candidate.schedule, candidate=made.candidate)
         current = replace(current, reasons=current.reasons + made.reasons) if made.reasons else current
-        if mode == "auto" and not pinned and _may_choose_order(csr, kernel) and can_pay(csr, cached_rows(core.device)):
+        if _may_be_dense(csr, kernel) and not env("GSP_KERNEL") and current.mode == "warm":
+            why = f"dense     products that are faster so go by a matrix, one GEMM: {_density(csr)}"
+            current = replace(current, format=dense.WhereItPays(), reasons=(*current.reasons, why))
+        elif (
+            mode == "auto" and not pinned and _may_choose_order(csr, kernel) and can_pay(csr, cached_rows(core.device))
+        ):
             current = _schedule_at_last(csr, replace(current, settled=False))
         csr.plan = current
         core.warm = True
@@ -337,20 +340,27 @@ def default_plan(core: Core, csr: Csr) -> Plan:
     return current
 
 
-#: Part of the pairs of nodes that edges join, from which on tiles may have something to win.
-_DENSE = 0.02
+def _may_be_dense(csr: Csr, kernel: Kernel, reduce: str = "sum") -> bool:
+    """Whether a default kernel gives some products to `dense`, where nobody says which kernel."""
+    there = any(k.name == "dense" and k.device == kernel.device and reduce in k.reduces for k in KERNELS)
+    return there and kernel.name not in BUILT and dense.might_pay(csr)
 
 
-def _tiles_left(csr: Csr, device: torch.device, reduce: str) -> tuple[str, ...]:
-    """That there are kernels for dense graphs, which nothing chooses, where one might wish for them."""
-    edges = csr.col.shape[0]
-    there = any(k.name == "tile" and k.device == device.type and reduce in k.reduces for k in KERNELS)
-    if not there or edges <= _DENSE * csr.num_rows * csr.num_cols or csr.col.dtype != torch.int32:
-        return ()
-    density = edges / (csr.num_rows * csr.num_cols)
-    return (
-        f"tiles     left out: they are not measured. {density:.1%} of the pairs have edges: try kernel='tile', 'dense'",
-    )
+def _density(csr: Csr) -> str:
+    return f"{csr.col.shape[0] / (csr.num_rows * csr.num_cols):.1%} of the pairs of nodes are edges"
+
+
+def _why_dense(csr: Csr, width: int, dtype: torch.dtype) -> str:
+    """What a plan for such features says about a graph that `might_pay`."""
+    what = _density(csr)
+    features = f"{str(dtype).removeprefix('torch.')} of {width} columns"
+    least = dense.least_density(width, dtype)
+    if dense.pays(csr, width, dtype):
+        return f"dense     as a matrix, one GEMM: {what}, it is faster from {least:.0%} on for {features}"
+    if dtype == torch.float32 and tiles.passes(dtype) > 1:
+        return f"dense     left out: {what}, but for float32 it takes torch.set_float32_matmul_precision('high')"
+    where = "is slower" if least is None else f"is faster from {least:.0%} on, and enough edges"
+    return f"dense     left out: {what}; for {features} a GEMM {where}"
 
 
 def _may_choose_order(csr: Csr, kernel: Kernel) -> bool:
@@ -491,9 +501,22 @@ def plan(
     if mode == "auto":
         mode = "warm" if schedule is not None or chosen.name in BUILT else choice.mode
     reasons = choice.reasons
+    may_be_dense = (
+        policy == "auto"
+        and not asked
+        and schedule is None
+        and mode == "warm"
+        and decision is BY_RULES
+        and _may_be_dense(csr, chosen, reduce)
+    )
+    if may_be_dense:
+        reasons += (_why_dense(csr, width, dtype),)
+    by_matrix = may_be_dense and dense.pays(csr, width, dtype)
     if choice.candidate != RULES and chosen.name == choice.kernel and mode == "warm":
         decision = Decision(choice.candidate, ())
         schedule = choice.schedule if schedule is None else schedule
+    elif by_matrix:
+        pass
     elif schedule is None and mode == "warm":
         schedule = choice.schedule
         if policy == "auto" and _may_choose_order(csr, chosen):
@@ -507,8 +530,6 @@ def plan(
         if decision.candidate != RULES:
             chosen = for_device(graph.device, decision.candidate.kernel)
             schedule = decision.candidate.schedule
-    if policy == "auto" and not asked:
-        reasons += _tiles_left(csr, graph.device, reduce)
     named = "natural" if schedule is None else schedule if isinstance(schedule, str) else ""
     if mode == "cold" and named != "natural":
         raise ValueError("a schedule has to be prepared: use mode='auto' or 'warm', not 'cold'")
@@ -529,5 +550,6 @@ def plan(
                 shared = _build(csr, chosen, width, dtype, schedule, decision.candidate)
                 graph._core.warm = True
             kept[prepared] = shared
-        made = kept[key] = replace(shared, request=request, reasons=shared.reasons + reasons)
+        made = replace(shared, request=request, reasons=shared.reasons + reasons)
+        made = kept[key] = replace(made, format=dense.WhereItPays()) if by_matrix and made.mode == "warm" else made
     return made

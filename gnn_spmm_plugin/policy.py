@@ -23,11 +23,6 @@ POLICIES = ("auto", "ra", "paramspmm", "dualgcn", "csr")
 _SEGMENT = 32
 
 
-#: Whether the policy ``"ra"`` takes the kernel tile. It has run under the emulation of tests/emu alone: not before
-#: tests/tiles_gpu.sh has passed on a GPU, as what nobody asked for by name has to be right.
-RA_TILES = False
-
-
 class _Here(NamedTuple):
     """What runs of a family: a mode, a schedule, how windows are cut where it has tiles, and what to say."""
 
@@ -109,8 +104,6 @@ def _ra(csr: Csr, width: int, dtype: torch.dtype, reduce: str, mode: str) -> Cho
 def _no_tiles(csr: Csr, dtype: torch.dtype, reduce: str, mode: str) -> str:
     """What there are no tiles for among these, or ""."""
     device = csr.col.device.type
-    if not RA_TILES:
-        return "a policy before they have run on a GPU"
     if not any(k.name == "tile" and k.device == device and reduce in k.reduces for k in KERNELS):
         return f"{reduce} on {device}"
     if dtype not in TILE_DTYPES:

@@ -203,7 +203,7 @@ class Tiles:
     _weights: KeptWeight = field(default_factory=KeptWeight, repr=False)
     _values: KeptWeight = field(default_factory=KeptWeight, repr=False)
 
-    def takes(self, weight: Tensor | None, x: Tensor) -> bool:
+    def takes(self, csr: Csr, weight: Tensor | None, x: Tensor) -> bool:
         """Whether there are tiles for these operands: none of float64, of weights by heads, of no columns."""
         return x.dtype in DTYPES and x.shape[1] > 0 and (weight is None or weight.dim() == 1)
 

@@ -29,7 +29,7 @@ class VendorSparse:
     _ones: dict[torch.dtype, Tensor] = field(default_factory=dict, repr=False)
     _weights: KeptWeight = field(default_factory=KeptWeight, repr=False)
 
-    def takes(self, weight: Tensor | None, x: Tensor) -> bool:
+    def takes(self, csr: Csr, weight: Tensor | None, x: Tensor) -> bool:
         """Whether it is for these operands: not for weights by heads."""
         return self.whole and (weight is None or weight.dim() == 1)
 

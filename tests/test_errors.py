@@ -526,6 +526,7 @@ def _rows_are_free(name: str, i: int) -> bool:
     return (name, i) in {
         ("pcsr_spmm", 4),
         ("tile_spmm", 9),
+        ("tile_spmm", 10),
         ("tile_end", 3),
         ("row_sum", 0),
         ("row_sum", 1),

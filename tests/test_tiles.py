@@ -459,7 +459,6 @@ def test_plan(place: str) -> None:
         f"tiles     {plan.format.config}  {f.windows} windows of {f.height} rows",
         f"{f.edges_a_vector:.2f} edges a vector",
         f"{f.fill:.1%} of the tiles are edges",
-        "on no GPU yet",
     ):
         assert part in text, (part, text)
     matrix = gsp.plan(g, 64, kernel="dense")
@@ -536,7 +535,6 @@ def test_families_of_ra(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The policy runs tiles where the rules name a family of them; what comes out is right."""
-    monkeypatch.setattr(POLICY, "RA_TILES", True)
     g = _graph(1000, degree, place)
     plan = gsp.plan(g, width, policy="ra")
     text = plan.explain()
@@ -561,26 +559,18 @@ def test_families_of_ra(
 
 
 def test_ra_without_tiles(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A policy takes none before they have run on a GPU; nor where there is no kernel."""
+    """A policy takes none where there is no kernel for them."""
     g = _graph(1000, [20, 21], place)
-    plan = gsp.plan(g, 128, policy="ra")
-    assert plan.kernel.name not in BOTH and "before they have run on a GPU" in plan.explain()
-    monkeypatch.setattr(POLICY, "RA_TILES", True)
     monkeypatch.setattr(POLICY, "KERNELS", ())
     plan = gsp.plan(g, 128, policy="ra")
     assert plan.kernel.name not in BOTH and f"no tiles for sum on {place}" in plan.explain()
 
 
-def test_auto_takes_none(place: str) -> None:
-    """They are not measured: `auto` is what it was, and says so where there might be something to win."""
+def test_auto_takes_no_tiles(place: str) -> None:
+    """Where they won, a matrix won by more (test_dense.py)."""
     for name, width in itertools.product(NAMED, (16, 256)):
         for dtype in DTYPES:
             assert gsp.plan(NAMED[name].graph(place), width, dtype).kernel.name not in BOTH
-    g = NAMED["shuffled"].graph(place)
-    said = "tiles     left out: they are not measured. 15.4% of the pairs have edges"
-    assert said in gsp.plan(g, 16).explain()
-    assert said not in gsp.plan(g, 16, reduce="max").explain() + gsp.plan(g, 16, kernel="tile").explain()
-    assert "left out" not in gsp.plan(_graph(1000, [3], place), 16).explain()
 
 
 @pytest.mark.parametrize("kernel", BOTH)
@@ -720,8 +710,10 @@ def test_large_random_graph() -> None:
         exact, size = gsp.spmm(g, x.double(), w.double()), gsp.spmm(g, x.double().abs(), w.double().abs())
         for config in CONFIGS:
             out = gsp.spmm(g, x, w, plan=plan_of(g, config))
-            bound = torch.finfo(dtype).eps * exact.abs() + 1e-5 * size
-            assert bool(((out - exact).abs() <= bound).all())
+            last = torch.finfo(dtype)  # and the smallest step there is
+            bound = last.eps * exact.abs() + 1e-5 * size + last.tiny * last.eps
+            over = float(((out - exact).abs() / bound).max())
+            assert over <= 1, (width, dtype, config, over)
 
 
 @pytest.mark.gpu
