@@ -501,10 +501,11 @@ def plan(
     if mode == "auto":
         mode = "warm" if schedule is not None or chosen.name in BUILT else choice.mode
     reasons = choice.reasons
+    as_it_is = schedule is None or (isinstance(schedule, str) and schedule == "natural")
     may_be_dense = (
         policy == "auto"
         and not asked
-        and schedule is None
+        and as_it_is
         and mode == "warm"
         and decision is BY_RULES
         and _may_be_dense(csr, chosen, reduce)

@@ -141,10 +141,10 @@ def test_weights(place: str, small: None) -> None:
     use(g, x)
     assert "tile_end" not in use(g, x, weight, times=1)
     assert "tile_end" in use(g, x, weight, times=1)
-    close(gsp.spmm(g, x, weight), expect_spmm(g, x, weight, torch.zeros(60, 128), "sum").out)
+    close(gsp.spmm(g, x, weight), expect_spmm(g, x, weight, torch.zeros(60, 128, device=place), "sum").out)
     weight.mul_(2)
     assert "tile_end" not in use(g, x, weight, times=1)
-    close(gsp.spmm(g, x, weight), expect_spmm(g, x, weight, torch.zeros(60, 128), "sum").out)
+    close(gsp.spmm(g, x, weight), expect_spmm(g, x, weight, torch.zeros(60, 128, device=place), "sum").out)
     for _ in range(3):
         assert "tile_end" not in use(g, x, weight.clone(), times=1)
         assert "tile_end" not in use(g, x, weight.clone().requires_grad_(), times=1)
@@ -183,7 +183,7 @@ def test_plans(place: str, small: None) -> None:
     with Kernels() as ran:
         out = gsp.spmm(g, x, plan=plan)
     assert ran.names == ["tile_end"]
-    close(out, expect_spmm(g, x, None, torch.zeros(60, 128), "sum").out)
+    close(out, expect_spmm(g, x, None, torch.zeros(60, 128, device=place), "sum").out)
     left = {
         (128, torch.float32): "for float32 it takes torch.set_float32_matmul_precision('high')",
         (16, torch.bfloat16): "for bfloat16 of 16 columns a GEMM is slower",
@@ -224,7 +224,7 @@ def test_no_matrix_no_harm(place: str, small: None, what: str, monkeypatch: pyte
     g = e.graph(place)
     x = values((44, 128), torch.bfloat16, 1, device=place)
     assert "tile_end" not in use(g, x, times=12)
-    close(gsp.spmm(g, x), expect_spmm(g, x, None, torch.zeros(60, 128), "sum").out, terms=300)
+    close(gsp.spmm(g, x), expect_spmm(g, x, None, torch.zeros(60, 128, device=place), "sum").out, terms=300)
     assert what == "parallel" or tried == [1]
 
 
@@ -250,11 +250,11 @@ def test_compiled(place: str, small: None) -> None:
     use(g, x)
     torch._dynamo.reset()
     out = torch.compile(lambda x: gsp.spmm(g, x), fullgraph=True, backend="aot_eager")(x)
-    close(out, expect_spmm(g, x, None, torch.zeros(60, 128), "sum").out)
+    close(out, expect_spmm(g, x, None, torch.zeros(60, 128, device=place), "sum").out)
     torch._dynamo.reset()
     fresh = block(60, 44, 600).graph(place)
     out = torch.compile(lambda x: gsp.spmm(fresh, x), fullgraph=True, backend="aot_eager")(x)
-    close(out, expect_spmm(g, x, None, torch.zeros(60, 128), "sum").out)
+    close(out, expect_spmm(g, x, None, torch.zeros(60, 128, device=place), "sum").out)
 
 
 @pytest.mark.gpu

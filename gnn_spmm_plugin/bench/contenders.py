@@ -97,9 +97,9 @@ SETTINGS: dict[str, Callable[[Configuration], bool]] = {
     "transpose": lambda c: c.reduce == "sum",  # what a backward of a sum computes, as a forward
     "grad": lambda c: True,  # forward with gradients wanted: for the host's time
 }
-#: Of `ours` by a kernel of tensor cores: float32 rounded to tf32, where torch is told that this will do.
+#: Of `ours` where it may use tensor cores: float32 rounded to tf32, as torch is told that this will do.
 TF32 = "tf32"
-_TF32_KERNELS = ("tile", "dense")
+_TF32_KERNELS = ("auto", "tile", "dense")
 #: Those that are measured where nothing else is asked for.
 PLAIN = ("",)
 
@@ -112,7 +112,8 @@ def _prepare_ours(problem: Problem, name: str, setting: str) -> Contender:
     if setting == "":
         return Contender(name, setting, lambda: spmm(graph, x, w, c.reduce, plan=plan))
     if setting == TF32:
-        return Contender(name, setting, _in_tf32(lambda: spmm(graph, x, w, c.reduce, plan=plan)), bound=1e-3)
+        chosen = _in_tf32(lambda: plan_for(problem, graph, asked))()
+        return Contender(name, setting, _in_tf32(lambda: spmm(graph, x, w, c.reduce, plan=chosen)), bound=1e-3)
     if setting.startswith("shuffled"):
         assert w is not None
         shuffled, mixed = s.shuffled_graph, w[s.shuffle]
@@ -168,7 +169,7 @@ def ours(settings: tuple[str, ...] = PLAIN, kernels: tuple[str, ...] = ("auto",)
 
     def names(c: Configuration, device: str) -> Names:
         chosen = [(f"ours:{kernels[0]}", s) for s in settings if s != TF32 and SETTINGS[s](c)]
-        rounded = [k for k in kernels[1:] if TF32 in settings and k in _TF32_KERNELS and c.dtype == torch.float32]
+        rounded = [k for k in kernels if TF32 in settings and k in _TF32_KERNELS and c.dtype == torch.float32]
         return chosen + [(f"ours:{k}", "") for k in kernels[1:]] + [(f"ours:{k}", TF32) for k in rounded]
 
     return Kind("ours", names, _prepare_ours)
