@@ -109,13 +109,12 @@ class Dense:
 # ---------------------------------------------------------------------- the choice
 
 #: From this part of the pairs of nodes on that edges join, a GEMM wins: by bytes of an element, (columns of features or
-#: more, part). Measured on an H200, where all that this table says yes to was 1.1 to 19 times as fast as the best other
-#: kernel, and at half of the parts most of it slower (docs/benchmarks/dense_h200.csv). float32: where tf32 will do.
-_LEAST = {2: ((128, 0.03), (64, 0.07), (32, 0.1)), 4: ((256, 0.05), (128, 0.1), (64, 0.18))}
+#: more, part). Measured on an H200 (docs/benchmarks/dense_h200.csv). float32: where tf32 will do.
+_LEAST = {2: ((128, 0.035), (64, 0.07), (32, 0.1)), 4: ((256, 0.05), (128, 0.1), (64, 0.18))}
 #: The least of these parts; and edges below which nothing was won.
-LEAST_DENSITY, LEAST_EDGES = 0.03, 100_000
+LEAST_DENSITY, LEAST_EDGES = 0.035, 100_000
 #: And from so many products of an edge and a column on, below which starting takes the time.
-_WORK = {2: 50_000_000, 4: 100_000_000}
+_WORK = {2: 80_000_000, 4: 100_000_000}
 
 
 def least_density(width: int, dtype: torch.dtype) -> float | None:
@@ -131,14 +130,14 @@ def pays(csr: Csr, width: int, dtype: torch.dtype) -> bool:
     if least is None or not might_pay(csr):
         return False
     edges = csr.col.shape[0]
-    return edges >= least * csr.num_rows * csr.num_cols and edges * width >= _WORK[dtype.itemsize]
+    return edges / (csr.num_rows * csr.num_cols) >= least and edges * width >= _WORK[dtype.itemsize]
 
 
 def might_pay(csr: Csr) -> bool:
     """Whether there are features for which it `pays`."""
     edges, pairs = csr.col.shape[0], csr.num_rows * csr.num_cols
     small = pairs * 4 <= MOST_BYTES and csr.col.dtype == torch.int32
-    return small and edges >= max(LEAST_DENSITY * pairs, LEAST_EDGES)
+    return small and edges >= LEAST_EDGES and edges / pairs >= LEAST_DENSITY
 
 
 @dataclass(frozen=True, eq=False)

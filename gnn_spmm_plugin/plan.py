@@ -356,10 +356,10 @@ def _why_dense(csr: Csr, width: int, dtype: torch.dtype) -> str:
     features = f"{str(dtype).removeprefix('torch.')} of {width} columns"
     least = dense.least_density(width, dtype)
     if dense.pays(csr, width, dtype):
-        return f"dense     as a matrix, one GEMM: {what}, it is faster from {least:.0%} on for {features}"
+        return f"dense     as a matrix, one GEMM: {what}, it is faster from {least:.1%} on for {features}"
     if dtype == torch.float32 and tiles.passes(dtype) > 1:
         return f"dense     left out: {what}, but for float32 it takes torch.set_float32_matmul_precision('high')"
-    where = "is slower" if least is None else f"is faster from {least:.0%} on, and enough edges"
+    where = "is slower" if least is None else f"is faster from {least:.1%} on, and enough edges"
     return f"dense     left out: {what}; for {features} a GEMM {where}"
 
 

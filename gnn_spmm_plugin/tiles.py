@@ -208,8 +208,8 @@ class Tiles:
         return x.dtype in DTYPES and x.shape[1] > 0 and (weight is None or weight.dim() == 1)
 
     def values(self, weight: Tensor) -> Tensor:
-        """`weight`, ``[E]`` in row order, in tiles: ``[groups, H, 16]``. Where no edge is, it means nothing."""
-        tiles = weight.new_empty(self.bits.numel() * GROUP)
+        """`weight`, ``[E]`` in row order, in tiles: ``[groups, H, 16]``, 0 where no edge is."""
+        tiles = weight.new_zeros(self.bits.numel() * GROUP)
         return tiles.scatter_(0, self.slot.long(), weight).view(*self.bits.shape, GROUP)
 
     def product(

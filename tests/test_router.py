@@ -11,6 +11,7 @@ import pytest
 import torch
 from checks import close, expect_spmm
 from strategies import NAMED, REDUCES, values
+from test_tiles import close as close_to_tiles
 
 import gnn_spmm_plugin as gsp
 from gnn_spmm_plugin.router import AUTO_RULES, RA_RULES, TILES, auto_rule, ra_route
@@ -164,7 +165,6 @@ def test_policy_ra(device: str, name: str, reduce: str) -> None:
     for width in (3, 64):
         x = values((g.num_src, width), torch.float32, 1, device=device)
         out = gsp.spmm(g, x, reduce=reduce, policy="ra")
-        close(out, expect_spmm(g, x, None, torch.zeros_like(out), reduce).out)
         plan = gsp.plan(g, width, reduce=reduce, policy="ra")
         assert plan is gsp.plan(g, width, reduce=reduce, policy="ra")
         f = plan.features or gsp.plan(g, width, reduce=reduce).features
@@ -172,7 +172,10 @@ def test_policy_ra(device: str, name: str, reduce: str) -> None:
         found = ra_route(f.num_rows, f.mean_degree, f.degree_cv, width)
         text = plan.explain()
         assert f"{found.reason} -> {found.family} in {found.precision}" in text
-        assert ("here: no tiles for" in text) == (found.family in TILES)
+        tiles = found.family in TILES and device == "cuda" and reduce in ("sum", "mean")
+        assert ("here: no tiles for" in text) == (found.family in TILES and not tiles)
+        assert (plan.kernel.name == "tile") == tiles
+        (close_to_tiles if tiles else close)(out, expect_spmm(g, x, None, torch.zeros_like(out), reduce).out)
         assert plan.mode == ("cold" if found.family in ("CSR_DIRECT", "CUSPARSE") else "warm")
         if device == "cuda" and g.num_dst:
             assert plan.schedule == ("degree" if found.family == "ZERO_OVERHEAD_CSR" else "natural")

@@ -18,7 +18,6 @@
 // sums of all columns of the slab, which are added over the lanes at the end of a row.
 #pragma once
 
-#include "cuda/async_copy.cuh"
 #include "cuda/epilogue.cuh"
 #include "cuda/vec.cuh"
 
@@ -51,16 +50,37 @@ struct StagedArgs {
   bool wide_end;        // so is what is written and added at the end
 };
 
+// 16 bytes of shared memory at `to`, of which the first `bytes` are loaded and the rest is 0.
+__device__ __forceinline__ void copy_chunk(char* to, const void* from, int bytes) {
+#ifdef __CUDA_ARCH__
+  asm volatile(
+      "cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(unsigned(__cvta_generic_to_shared(to))),
+      "l"(from), "r"(bytes)
+      : "memory");
+#else
+  for (int i = 0; i < 16; ++i) to[i] = i < bytes ? static_cast<const char*>(from)[i] : char(0);
+#endif
+}
+
 // One element, or 0.
 template <typename T>
 __device__ __forceinline__ void copy_element(T* to, const T* from, bool ok) {
 #ifdef __CUDA_ARCH__
   if constexpr (sizeof(T) == 4) {
-    copy_async<4>(to, from, ok ? 4 : 0);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(
+                     unsigned(__cvta_generic_to_shared(to))),
+                 "l"(from), "r"(ok ? 4 : 0)
+                 : "memory");
     return;
   }
 #endif
   *to = ok ? *from : narrow<T>(0.f);
+}
+
+__device__ __forceinline__ void wait_for_copies() {
+#ifdef __CUDA_ARCH__
+  asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
 }
 
 // Shared memory by 32-bit address, which an xor can be applied to. In the emulation, by distance.
@@ -97,7 +117,7 @@ __device__ __forceinline__ void stage_sources(const StagedArgs<T>& a, char* to, 
   if (a.wide_x) {
 #pragma unroll 4
     for (int i = thread; i < count * 8; i += kThreads) {
-      copy_async<16>(to, from, max(columns, 0) * int(sizeof(T)));
+      copy_chunk(to, from, max(columns, 0) * int(sizeof(T)));
       to += kThreads * 16;
       from += step;
     }

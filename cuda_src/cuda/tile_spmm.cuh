@@ -18,7 +18,6 @@
 // 2025); RA-SpMM's families of tiles share it.
 #pragma once
 
-#include "cuda/async_copy.cuh"
 #include "cuda/epilogue.cuh"
 #include "cuda/merge_slots.cuh"
 #include "cuda/mma.cuh"
@@ -111,61 +110,23 @@ struct TileOperands {
   Vec<T, Tile<T>::kColumns> x[kOwn];
   unsigned bits[kBlocks];  // four
   Vec<T, kOwn> values[kWeighted ? kBlocks : 1];
-};
 
-// Groups that are on their way to a warp while one is multiplied: what it loads is what is in
-// flight, and takes as long as memory does. A lane copies what it needs itself, so nobody waits for
-// another.
-constexpr int kStages = 3;
-
-template <typename T, int kHeight, bool kWeighted>
-struct TileStages {
-  static constexpr int kBlocks = kHeight / 8;
-  using Operands = TileOperands<T, kHeight, kWeighted>;
-  Vec<T, Tile<T>::kColumns> x[kStages][kOwn][kTileThreads];
-  Vec<int, kOwn> columns[kStages][kTileThreads];  // of the group kStages later
-  unsigned bits[kStages][kBlocks][kTileThreads];  // of rows 2 n and 2 n + 1
-  Vec<T, kOwn> values[kWeighted ? kStages : 1][kBlocks][kTileThreads];
-
-  // `own`: columns of the vectors of the group that are this lane's.
-  __device__ __forceinline__ void fetch(const TileArgs<T>& a, int stage, int group, int end,
-                                        const Vec<int, kOwn>& own, const T* base, bool active,
-                                        unsigned stride, int g, int t) {
-    const int thread = int(threadIdx.x);
-    if (group < end) {
+  __device__ __forceinline__ void load(const TileArgs<T>& a, bool ok, int group,
+                                       const Vec<int, kOwn>& columns, const T* base, bool active,
+                                       unsigned stride, int g, int t) {
 #pragma unroll
-      for (int i = 0; i < kOwn; ++i) {
-        copy_async<16>(&x[stage][i][thread], row_of(base, unsigned(own.v[i]), stride),
-                       active ? 16 : 0);
-      }
-#pragma unroll
-      for (int h = 0; h < kBlocks; ++h) {
-        const int64_t row = int64_t(group) * kHeight + h * 8 + g;
-        copy_async<4>(&bits[stage][h][thread], a.bits + (row & ~int64_t(1)));
-        if constexpr (kWeighted) {
-          copy_async<int(sizeof(values[0][0][0]))>(&values[stage][h][thread],
-                                                   a.values + row * kGroup + t * kOwn);
-        }
-      }
+    for (int i = 0; i < kOwn; ++i) {
+      x[i] =
+          load_if<T, Tile<T>::kColumns>(ok && active, row_of(base, unsigned(columns.v[i]), stride));
     }
-    if (group + kStages < end) {
-      copy_async<16>(&columns[stage][thread],
-                     a.vectors + int64_t(group + kStages) * kGroup + t * kOwn);
-    }
-    end_batch();
-  }
-
-  __device__ __forceinline__ Operands take(int stage, int g, int t) const {
-    const int thread = int(threadIdx.x);
-    Operands o;
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) o.x[i] = x[stage][i][thread];
 #pragma unroll
     for (int h = 0; h < kBlocks; ++h) {
-      o.bits[h] = bits[stage][h][thread] >> (16 * (g & 1) + t * kOwn);
-      if constexpr (kWeighted) o.values[h] = values[stage][h][thread];
+      const int64_t row = int64_t(group) * kHeight + h * 8 + g;
+      bits[h] = unsigned(load_if<unsigned short, 1>(ok, a.bits + row).v[0]) >> (t * kOwn);
+      if constexpr (kWeighted) {
+        values[h] = load_if<T, kOwn>(ok, a.values + row * kGroup + t * kOwn);
+      }
     }
-    return o;
   }
 };
 
@@ -267,12 +228,16 @@ __device__ __forceinline__ void multiply_tile(TileSums<T> (&sum)[kHeight / 8],
   }
 }
 
-// Blocks that share a multiprocessor, by shared memory and registers.
-constexpr int kTileBlocks = 4;
+// As many blocks share a multiprocessor as can without spilling: gathers wait for memory.
+template <typename T, int kHeight, bool kWeighted>
+constexpr int kTileBlocks = kHeight == 16                 ? (kWeighted ? 3 : 4)
+                            : kWeighted && sizeof(T) == 2 ? 4
+                                                          : 5;
 
 template <typename T, int kHeight, bool kWeighted, int kPasses>
-__global__ void __launch_bounds__(kTileThreads, kTileBlocks)
+__global__ void __launch_bounds__(kTileThreads, (kTileBlocks<T, kHeight, kWeighted>))
     tile_spmm(const __grid_constant__ TileArgs<T> a) {
+  using Operands = TileOperands<T, kHeight, kWeighted>;
   constexpr int kColumns = Tile<T>::kColumns, kBlocks = kHeight / 8;
   const int lane = int(threadIdx.x) & 31, g = lane >> 2, t = lane & 3;
   // The slabs of a piece follow one another: they read the same tiles.
@@ -286,22 +251,26 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks)
   unsigned stride = a.edges.x_stride;
   keep(stride);
   const int begin = a.ptr[piece], end = a.ptr[piece + 1];
-  __shared__ TileStages<T, kHeight, kWeighted> stages;
-#pragma unroll
-  for (int i = 0; i < kStages; ++i) {
-    const Vec<int, kOwn> own =
-        load_if<int, kOwn>(begin + i < end, a.vectors + int64_t(begin + i) * kGroup + t * kOwn);
-    stages.fetch(a, i, begin + i, end, own, base, active, stride, g, t);
-  }
+  const auto columns_of = [&](int group) {
+    return load_if<int, kOwn>(group < end, a.vectors + int64_t(group) * kGroup + t * kOwn);
+  };
+  const auto operands_of = [&](int group, const Vec<int, kOwn>& columns) {
+    Operands o;
+    o.load(a, group < end, group, columns, base, active, stride, g, t);
+    return o;
+  };
   TileSums<T> sum[kBlocks] = {};
-  int stage = 0;
-#pragma unroll 1
+  // The rows of x of a group are on their way while those of the one before are multiplied, and so
+  // are the columns of the next.
+  Vec<int, kOwn> columns = columns_of(begin);
+  Operands now = operands_of(begin, columns);
+  columns = columns_of(begin + 1);
+#pragma unroll 2
   for (int group = begin; group < end; ++group) {
-    wait_for_batches<kStages - 1>();
-    multiply_tile<T, kPasses, kHeight, kWeighted>(sum, stages.take(stage, g, t));
-    stages.fetch(a, stage, group + kStages, end, stages.columns[stage][threadIdx.x], base, active,
-                 stride, g, t);
-    stage = stage + 1 == kStages ? 0 : stage + 1;
+    const Operands next = operands_of(group + 1, columns);
+    columns = columns_of(group + 2);
+    multiply_tile<T, kPasses, kHeight, kWeighted>(sum, now);
+    now = next;
   }
   if (!active) return;
   const int target = a.target == nullptr ? int(piece) : a.target[piece];

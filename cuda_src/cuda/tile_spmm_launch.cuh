@@ -39,11 +39,6 @@ template <typename T, int kHeight, bool kWeighted, int kPasses>
 cudaError_t launch_tiles(const TileSpmm& p, cudaStream_t stream) {
   const TileArgs<T> a = tile_args<T>(p);
   const unsigned grid = unsigned(divide_up(p.pieces * a.slabs, kTileThreads / 32));
-  // Left to itself, the driver keeps the cache and has one block on a multiprocessor.
-  const cudaError_t error =
-      cudaFuncSetAttribute(tile_spmm<T, kHeight, kWeighted, kPasses>,
-                           cudaFuncAttributePreferredSharedMemoryCarveout, 100);
-  if (error != cudaSuccess) return error;
   GSP_LAUNCH_BLOCKS((tile_spmm<T, kHeight, kWeighted, kPasses>), grid, kTileThreads, stream, a);
   return cudaGetLastError();
 }
