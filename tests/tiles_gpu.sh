@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What the kernels tile and dense have to pass on a GPU before anything chooses them (policy.RA_TILES, the decider):
-# tests, every sanitizer, times. From the root, with the package built there; FOLDER gets what it writes.
+# What the kernels tile and dense have to pass on a GPU after a change: tests, every sanitizer, times.
+# From the root, with the package built there; FOLDER gets what it writes.
 #   bash tests/tiles_gpu.sh FOLDER
 set -uo pipefail
 to=${1:?where to}
