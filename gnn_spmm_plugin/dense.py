@@ -106,87 +106,6 @@ class Dense:
         return matrices + self.place.numel() * 8
 
 
-# ---------------------------------------------------------------------- the choice
-
-#: From this part of the pairs of nodes on that edges join, a GEMM wins: by bytes of an element, (columns of features or
-#: more, part). Measured on an H200 (docs/benchmarks/dense_h200.csv). float32: where tf32 will do.
-_LEAST = {2: ((128, 0.035), (64, 0.07), (32, 0.1)), 4: ((256, 0.05), (128, 0.1), (64, 0.18))}
-#: The least of these parts; and edges below which nothing was won.
-LEAST_DENSITY, LEAST_EDGES = 0.035, 100_000
-#: And from so many products of an edge and a column on, below which starting takes the time.
-_WORK = {2: 80_000_000, 4: 100_000_000}
-
-
-def least_density(width: int, dtype: torch.dtype) -> float | None:
-    """From which part of the pairs of nodes on a GEMM is faster for such features; None: it never is."""
-    if dtype not in DTYPES or passes(dtype) > 1 or width * dtype.itemsize % 16:
-        return None
-    return next((least for columns, least in _LEAST[dtype.itemsize] if width >= columns), None)
-
-
-def pays(csr: Csr, width: int, dtype: torch.dtype) -> bool:
-    """Whether a GEMM is faster than every other kernel, as far as size and density say."""
-    least = least_density(width, dtype)
-    if least is None or not might_pay(csr):
-        return False
-    edges = csr.col.shape[0]
-    return edges / (csr.num_rows * csr.num_cols) >= least and edges * width >= _WORK[dtype.itemsize]
-
-
-def might_pay(csr: Csr) -> bool:
-    """Whether there are features for which it `pays`."""
-    edges, pairs = csr.col.shape[0], csr.num_rows * csr.num_cols
-    small = pairs * 4 <= MOST_BYTES and csr.col.dtype == torch.int32
-    return small and edges >= LEAST_EDGES and edges / pairs >= LEAST_DENSITY
-
-
-@dataclass(frozen=True, eq=False)
-class WhereItPays:
-    """The format of a plan for any product: a matrix where that `pays`, made at the first such product.
-
-    Learned weights would take a new matrix at every step, and GEMMs of several streams promise no bits
-    (``torch.use_deterministic_algorithms``): both run on the CSR arrays.
-    """
-
-    _made: dict[torch.dtype, Dense | None] = field(default_factory=dict, repr=False)
-
-    def takes(self, csr: Csr, weight: Tensor | None, x: Tensor) -> bool:
-        """Whether these operands are for the matrix, which is there then."""
-        if not pays(csr, x.shape[1], x.dtype) or torch.are_deterministic_algorithms_enabled():
-            return False
-        made = self._matrix(csr, x.dtype)
-        if made is None or not made.takes(csr, weight, x):
-            return False
-        return weight is None or made.recurs(csr, weight)
-
-    def _matrix(self, csr: Csr, dtype: torch.dtype) -> Dense | None:
-        if dtype not in self._made and not (torch.compiler.is_compiling() or capturing(csr.col.device)):
-            try:
-                self._made[dtype] = prepare(csr, dtype)[0]
-            except (ValueError, torch.OutOfMemoryError):  # parallel edges, or no room: as before
-                self._made[dtype] = None
-        return self._made.get(dtype)
-
-    def product(
-        self,
-        csr: Csr,
-        weight: Tensor | None,
-        x: Tensor,
-        *rest: Any,
-    ) -> Tensor:
-        """As `Dense.product`."""
-        made = self._made[x.dtype]
-        assert made is not None
-        return made.product(csr, weight, x, *rest)
-
-    def nbytes(self) -> int:
-        """Bytes of what was made."""
-        return max((made.nbytes() for made in self._made.values() if made is not None), default=0)
-
-
-# ---------------------------------------------------------------------- the format
-
-
 def _mm(matrix: Tensor, x: Tensor) -> Tensor:
     """Their product, rounded to float32; of float32 in tf32 where torch is told so."""
     return torch.mm(matrix, x) if x.dtype == torch.float32 else torch.mm(matrix, x, out_dtype=torch.float32)
@@ -225,3 +144,76 @@ def prepare(csr: Csr, dtype: torch.dtype) -> tuple[Dense, tuple[str, ...]]:
     density = csr.col.shape[0] / max(rows * columns, 1)
     parallel = "; weighted sums straight from the CSR arrays: edges are parallel" if kept.parallel > 1 else ""
     return kept, (f"dense     {rows:,} x {columns:,}, {density:.1%} of it edges{parallel}",)
+
+
+# ---------------------------------------------------------------------- the choice
+
+#: From this part of the pairs of nodes on that edges join, a GEMM wins: by bytes of an element, (columns of features or
+#: more, part). Measured on an H200 (docs/benchmarks/dense_h200.csv). float32: where tf32 will do.
+_LEAST = {2: ((128, 0.035), (64, 0.07), (32, 0.1)), 4: ((256, 0.05), (128, 0.1), (64, 0.18))}
+_LEAST_DENSITY = min(least for rows in _LEAST.values() for _, least in rows)
+#: Edges below which nothing was won.
+_LEAST_EDGES = 100_000
+#: And from so many products of an edge and a column on, below which starting takes the time.
+_WORK = {2: 80_000_000, 4: 100_000_000}
+
+
+def least_density(width: int, dtype: torch.dtype) -> float | None:
+    """From which part of the pairs of nodes on a GEMM is faster for such features; None: it never is."""
+    if dtype not in DTYPES or passes(dtype) > 1 or width * dtype.itemsize % 16:
+        return None
+    return next((least for columns, least in _LEAST[dtype.itemsize] if width >= columns), None)
+
+
+def pays(csr: Csr, width: int, dtype: torch.dtype) -> bool:
+    """Whether a GEMM is faster than every other kernel, as far as size and density say."""
+    least = least_density(width, dtype)
+    if least is None or not might_pay(csr):
+        return False
+    edges = csr.col.shape[0]
+    return edges / (csr.num_rows * csr.num_cols) >= least and edges * width >= _WORK[dtype.itemsize]
+
+
+def might_pay(csr: Csr) -> bool:
+    """Whether there are features for which it `pays`."""
+    edges, pairs = csr.col.shape[0], csr.num_rows * csr.num_cols
+    small = pairs * 4 <= MOST_BYTES and csr.col.dtype == torch.int32
+    return small and edges >= _LEAST_EDGES and edges / pairs >= _LEAST_DENSITY
+
+
+@dataclass(frozen=True, eq=False)
+class WhereItPays:
+    """The format of a plan for any product: a matrix where that `pays`, made at the first such product.
+
+    Learned weights would take a new matrix at every step, and GEMMs of several streams promise no bits
+    (``torch.use_deterministic_algorithms``): both run on the CSR arrays.
+    """
+
+    _made: dict[torch.dtype, Dense | None] = field(default_factory=dict, repr=False)
+
+    def takes(self, csr: Csr, weight: Tensor | None, x: Tensor) -> bool:
+        """Whether these operands are for the matrix, which is there then."""
+        if not pays(csr, x.shape[1], x.dtype) or torch.are_deterministic_algorithms_enabled():
+            return False
+        made = self._matrix(csr, x.dtype)
+        if made is None or not made.takes(csr, weight, x):
+            return False
+        return weight is None or made.recurs(csr, weight)
+
+    def _matrix(self, csr: Csr, dtype: torch.dtype) -> Dense | None:
+        if dtype not in self._made and not (torch.compiler.is_compiling() or capturing(csr.col.device)):
+            try:
+                self._made[dtype] = prepare(csr, dtype)[0]
+            except (ValueError, torch.OutOfMemoryError):  # parallel edges, or no room: as before
+                self._made[dtype] = None
+        return self._made.get(dtype)
+
+    def product(self, csr: Csr, weight: Tensor | None, x: Tensor, *rest: Any) -> Tensor:
+        """As `Dense.product`."""
+        made = self._made[x.dtype]
+        assert made is not None
+        return made.product(csr, weight, x, *rest)
+
+    def nbytes(self) -> int:
+        """Bytes of what was made."""
+        return max((made.nbytes() for made in self._made.values() if made is not None), default=0)

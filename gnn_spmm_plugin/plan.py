@@ -54,6 +54,10 @@ COMMUNITY_AFTER = 64
 MOVE_DEGREE = 64
 
 
+#: What the numbers of `Plan.config` are.
+CONFIG = ("long_row", "chunk", "items", "split_rows", "scratch_slots", "lanes", "fold", "parallel", "bundle")
+
+
 class Format(Protocol):
     """A graph as a kernel reads it that does not read the CSR arrays: see `pcsr`, `tiles`, `dense`, `vendor`."""
 

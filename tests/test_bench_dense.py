@@ -17,7 +17,7 @@ DENSE = import_module("gnn_spmm_plugin.dense")
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DENSE, "_WORK", {2: 1, 4: 1})
-    monkeypatch.setattr(DENSE, "LEAST_EDGES", 1)
+    monkeypatch.setattr(DENSE, "_LEAST_EDGES", 1)
     path = tmp_path / "dense.csv"
     before = torch.get_float32_matmul_precision()
     with on_cpu():

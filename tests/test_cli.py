@@ -67,6 +67,7 @@ def test_explain(graph: str, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert run("explain", graph, "--width", "32", "--dtype", "float16", "--reduce", "max", "--json", str(file)) == 0
     out = capsys.readouterr().out
     result = json.loads(file.read_text())
+    assert result["config"]["long_row"] >= 0 and len(result["config"]) == 9
     assert out.strip() == result["explain"].strip()
     assert result["width"] == 32 and result["kernel"] in out and "float16 max" in out
 

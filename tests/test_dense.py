@@ -39,7 +39,7 @@ def place(device: str) -> Iterator[str]:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Graphs of a few edges are large enough."""
     monkeypatch.setattr(DENSE, "_WORK", {2: 1, 4: 1})
-    monkeypatch.setattr(DENSE, "LEAST_EDGES", 1)
+    monkeypatch.setattr(DENSE, "_LEAST_EDGES", 1)
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_widths_of_float32(tf32: None) -> None:
 def test_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both sides of each: density, edges times columns, bytes of the matrix."""
     monkeypatch.setattr(DENSE, "_WORK", {2: 128 * 1400, 4: 1})
-    monkeypatch.setattr(DENSE, "LEAST_EDGES", 100)
+    monkeypatch.setattr(DENSE, "_LEAST_EDGES", 100)
     bf16 = torch.bfloat16
     sparse, dense = (block(200, 200, n).graph()._csr for n in (1399, 1400))  # 3.5% of the pairs
     assert pays(dense, 128, bf16) and might_pay(dense)
@@ -96,7 +96,7 @@ def test_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not pays(dense, 136, bf16) and not might_pay(dense)
     monkeypatch.setattr(DENSE, "MOST_BYTES", 200 * 200 * 4)
     assert might_pay(dense)
-    monkeypatch.setattr(DENSE, "LEAST_EDGES", 1401)
+    monkeypatch.setattr(DENSE, "_LEAST_EDGES", 1401)
     assert not might_pay(dense)
 
 

@@ -23,7 +23,7 @@ from ..distributed.cost import compare_orders
 from ..features import GraphFeatures
 from ..functional import spmm
 from ..graph import Graph
-from ..plan import Plan
+from ..plan import CONFIG, Plan
 from ..plan import plan as make_plan
 from ..schedule import SCHEDULES
 
@@ -110,7 +110,7 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
         "kernel": plan.kernel.name,
         "mode": plan.mode,
         "schedule": plan.schedule,
-        "config": plan.config,
+        "config": dict(zip(CONFIG, plan.config, strict=True)),
         "features": None if plan.features is None else dataclasses.asdict(plan.features),
         "reasons": list(plan.reasons),
         "build_seconds": plan.build_seconds,
