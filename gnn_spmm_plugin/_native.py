@@ -207,6 +207,11 @@ def _bind(name: str) -> Any:
 row_sum_eager = _direct("row_sum")
 
 
+def autocasts(device_type: str) -> bool:
+    """Whether autocast is on, for a kind of device; there is none for "meta", where torch raises at the question."""
+    return device_type != "meta" and torch.is_autocast_enabled(device_type)
+
+
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """float64 for float64, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from . import _native
+from ._native import autocasts
 from .csr import Csr, KeptWeight, capturing, is_cacheable
 from .tiles import DTYPES, passes
 
@@ -94,7 +95,7 @@ class Dense:
         return self._matrix.recurring(lambda: self.matrix(factor), factor) is not None
 
     def _times(self, matrix: Tensor, x: Tensor) -> Tensor:
-        if torch.is_autocast_enabled(x.device.type):  # the precision is that of the features, as of every kernel
+        if autocasts(x.device.type):  # the precision is that of the features, as of every kernel
             with torch.autocast(x.device.type, enabled=False):
                 return self._times(matrix, x)
         missing = self.stride - x.shape[0]

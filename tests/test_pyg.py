@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from typing import Any
 
@@ -453,3 +454,21 @@ def test_nothing_is_built_in_steady_steps(name: str, device: str) -> None:
                 changed.pop("l2_hits", None)
                 changed.pop("l2_syncs", None)
             assert changed == {}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_on_meta(name: str) -> None:
+    """Where there are shapes alone, as models are looked over before they are made: as stock."""
+    layer = LAYERS[name][0]().to("meta")
+    x, edge_index = torch.empty(N, F, device="meta"), torch.empty(2, E, dtype=torch.long, device="meta")
+
+    def shape(layer: nn.Module) -> Any:
+        try:
+            return layer(x, edge_index).shape
+        except (NotImplementedError, RuntimeError) as e:
+            return type(e)
+
+    expected = shape(layer)
+    assert shape(gsp.accelerate(copy.deepcopy(layer))) == expected
+    with gsp.patch_pyg():
+        assert shape(layer) == expected

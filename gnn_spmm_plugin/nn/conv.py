@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.parameter import UninitializedParameter
 
 from .._config import counters
+from .._native import autocasts
 from ..cache import graph_of
 from ..csr import Csr
 from ..dgl_index import graph_of_dgl, is_dgl
@@ -319,7 +320,7 @@ def swaps(lin: Any, x: Tensor) -> bool:
         return False
     if not torch.compiler.is_compiling() and (Linear.forward is not _own_linear or calls_replaced()):
         return False
-    return not torch.is_autocast_enabled(x.device.type)
+    return not autocasts(x.device.type)
 
 
 def transforms_first(weight: Tensor, x: Tensor) -> bool:

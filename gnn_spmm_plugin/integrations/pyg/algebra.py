@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from torch_geometric.nn.aggr import DegreeScalerAggregation
 from torch_geometric.nn.conv import FiLMConv, GeneralConv, LEConv, PNAConv, RGCNConv
 
+from ..._native import autocasts
 from ...cache import graph_of
 from ...functional import spmm
 from ...functional_messages import edges_of
@@ -32,7 +33,7 @@ from .shifted import Shifted
 
 def _usual(layer: Any, x: Tensor) -> bool:
     """Whether this may run now: outside of torch.compile, and where nothing changes dtypes in between."""
-    if torch.compiler.is_compiling() or torch.is_autocast_enabled(x.device.type):
+    if torch.compiler.is_compiling() or autocasts(x.device.type):
         return False
     return direct._unchanged(layer)
 

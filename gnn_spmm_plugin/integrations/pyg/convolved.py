@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch_geometric.nn.dense.linear import Linear
 
+from ..._native import autocasts
 from ...functional import LINEAR
 from ...functional_convolution import convolve
 from ...graph import Graph
@@ -73,7 +74,7 @@ def convolved(
         own: features of the destinations.
         scales: of a normalised sum: factor of each node, and of its own features.
     """
-    if graph is None or aggregate.policy() != "auto" or torch.is_autocast_enabled(x.device.type):
+    if graph is None or aggregate.policy() != "auto" or autocasts(x.device.type):
         return None, False
     weight, root_weight = weight_of(lin, x), None
     if weight is None or not fits(bias, weight):

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..._native import autocasts
 from ...functional import sddmm
 from ...functional_attention import sum_of_ends
 from ...graph import Graph
@@ -127,7 +128,7 @@ def sum_product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     b.check()
     graph, a, b = _oriented(a, b)
     dtype = p.dtype
-    if torch.is_autocast_enabled(p.src.device.type):  # which has a dtype of its own for sums, on some devices
+    if autocasts(p.src.device.type):  # which has a dtype of its own for sums, on some devices
         dtype = (a.src[:0] * b.src[:0]).sum(dim=-1).dtype
     out = sddmm(graph, a.src.to(dtype), b.src.to(dtype))
     a.record.fused["dot product"] += 1

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch_geometric.nn.conv import GATConv, GATv2Conv, SuperGATConv, TransformerConv, supergat_conv
 
+from ..._native import autocasts
 from ...cache import graph_of
 from ...functional import sddmm
 from ...functional_attention import attend
@@ -95,7 +96,7 @@ def _attend(
 ) -> Tensor:
     """`attend` for a layer; `of_none` computes PyG's scores of no edges, whose dtype under autocast is its own."""
     dtype = None
-    if torch.is_autocast_enabled(x.device.type):
+    if autocasts(x.device.type):
         dtype = of_none().exp().dtype  # softmax's, which some devices compute in float32
     p = layer.dropout if layer.training else 0.0
     loops = getattr(layer, "add_self_loops", False)

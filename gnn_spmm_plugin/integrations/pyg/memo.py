@@ -25,6 +25,7 @@ from torch import Tensor
 
 from ... import cache
 from ..._config import counters, verify_always
+from ..._native import autocasts
 from ...csr import capturing, unchanged
 
 #: At most this many results are kept, and at most as many bytes as `cache` keeps of graphs.
@@ -132,7 +133,7 @@ def _key(
     if not tensors:
         return None
     device = tensors[0].device.type
-    parts.append(torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device))
+    parts.append(autocasts(device) and torch.get_autocast_dtype(device))
     return tuple(parts), tensors
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch_geometric.nn.conv import GCNConv, GINConv, SAGEConv
 
 from ..._config import verify_always
-from ..._native import accumulation_dtype
+from ..._native import accumulation_dtype, autocasts
 from ...cache import graph_of_edge_index, latest
 from ...csr import capturing, state
 from ...derivatives import _is_batched
@@ -68,7 +68,7 @@ def quick(layer: Any, x: Any, edge_index: Any, record: Record) -> Tensor | None:
             return None
         if watched(aggr) or not _OWN.isdisjoint(attributes) or not direct.installed(cls):
             return None
-        if torch.is_autocast_enabled(x.device.type) or aggregate.policy() != "auto" or x.dim() != 2 or _is_batched(x):
+        if autocasts(x.device.type) or aggregate.policy() != "auto" or x.dim() != 2 or _is_batched(x):
             return None
         return form(attributes, modules, reduce, x, edge_index, flow != "source_to_target", record)
     except KeyError:

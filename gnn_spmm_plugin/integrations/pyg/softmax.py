@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch_geometric.utils import softmax as pyg_softmax
 
+from ..._native import autocasts
 from ...cache import graph_of
 from ...functional import edge_softmax
 from ...kernels import DTYPES
@@ -65,7 +66,7 @@ def _fused(
         graph = graph_of(index, source, num_nodes, rows)
     except (IndexError, ValueError):
         return None
-    if torch.is_autocast_enabled(src.device.type):
+    if autocasts(src.device.type):
         src = src.to(src[:0].exp().dtype)  # which has a dtype of its own for it, on some devices
     flat = src if src.dim() <= 2 else src.flatten(1)
     return edge_softmax(graph, flat).view_as(src)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..._native import autocasts
 from ...csr import capturing
 from ...functional import spmm
 from ...graph import Graph
@@ -56,7 +57,7 @@ def _product(record: Record, src: Any, other: Any, reduce: str = "sum") -> Any:
         return NotImplemented
     if capturing(other.device):
         return NotImplemented  # what a matrix holds cannot be read there
-    if src.is_inference() or torch.is_autocast_enabled(other.device.type) or src._nnz() == 0:
+    if src.is_inference() or autocasts(other.device.type) or src._nnz() == 0:
         return NotImplemented
     graph: Graph = _of_sparse(src)
     out = spmm(graph, other, None, reduce, tie="first", policy=aggregate.policy())
