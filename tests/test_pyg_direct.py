@@ -376,6 +376,30 @@ def test_cached_gcn_keeps_what_stock_keeps(weighted: bool, device: str) -> None:
     assert_same([stock(x, first).detach()], [fresh])
 
 
+def test_compiled_cached_gcn(device: str) -> None:
+    """What it keeps already is used when it is compiled, whatever graph comes; what it does not is PyG's affair."""
+    torch.manual_seed(0)
+    first, other = GRAPHS["loops"](device), random_graph(N, N, 50, seed=5, device=device)
+    layer, x = tg.GCNConv(F, 3, cached=True).to(device), torch.randn(N, F, device=device)
+    with patched(layer):
+        expected = outputs_and_gradients(layer, lambda x: layer(x, first), x)
+        for edge_index in (first, other):
+            operators: list[str] = []
+
+            def backend(graph: Any, inputs: Any, operators: list[str] = operators) -> Any:
+                operators.extend(str(node.target) for node in graph.graph.nodes)
+                return graph.forward
+
+            torch._dynamo.reset()
+            torch.compile(layer, fullgraph=True, backend=backend)(x, edge_index)
+            assert sum("spmm_edge_index" in o for o in operators) == 1 and not any("scatter" in o for o in operators)
+            torch._dynamo.reset()
+            compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+            got = outputs_and_gradients(layer, lambda x, e=edge_index, c=compiled: c(x, e), x)
+            assert_same(got, expected, 1e-4)
+    torch._dynamo.reset()
+
+
 # ---------------------------------------------------------------------- what is left to the lazy gather, or to PyG
 
 

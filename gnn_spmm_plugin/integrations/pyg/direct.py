@@ -193,7 +193,8 @@ def _gcn(layer: Any, x: Any, edge_index: Any, edge_weight: Any = None) -> Any:
     if normalize and edge_weight is not None and edge_weight.requires_grad and torch.is_grad_enabled():
         return NotImplemented  # its gradient goes through the normalisation
     if normalize and layer.cached:
-        found = None if torch.compiler.is_compiling() else _cached(layer, x, edge_index, edge_weight)
+        to_be_kept = layer._cached_edge_index is None and torch.compiler.is_compiling()  # by PyG's own code then
+        found = None if to_be_kept else _cached(layer, x, edge_index, edge_weight)
         if found is None:
             return NotImplemented
         (index, weight), normalize = found, False
