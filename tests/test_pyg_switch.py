@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import gc
@@ -14,7 +15,7 @@ import textwrap
 import threading
 import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -847,3 +848,60 @@ def test_layers_that_never_fuse_stop_trying(device: str) -> None:
     assert [g.hopeless() for g in other.gathers.values()] == [True, False]
     assert record.calls == PATIENCE + 2
     assert sum(record.missed.values()) == 2 * record.calls  # still counted, with the reason
+
+
+BACKWARD_HOOKED: dict[str, Callable[[], Any]] = {
+    "aggregation": lambda: Plain("mean"),
+    "attention": lambda: tg.GATConv(F, 3, heads=2),
+    "several": lambda: Plain(["sum", "max"]),
+    "softmax": lambda: Plain(tg.aggr.SoftmaxAggregation()),
+    "sees": lambda: WithModule(nn.Linear(F, 3)),
+    "returns": lambda: WithModule(nn.Identity()),
+}
+
+
+class WithModule(tg.MessagePassing if tg is not None else nn.Module):  # type: ignore[misc]
+    """Its messages go through a module."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__(aggr="sum")
+        self.inner = inner
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return self.inner(x_j)
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+@pytest.mark.parametrize("name", BACKWARD_HOOKED)
+def test_backward_hooks_of_modules_that_see_messages(name: str, everywhere: bool, device: str) -> None:
+    """They get the gradients that they get from PyG."""
+    torch.manual_seed(0)
+    layer = BACKWARD_HOOKED[name]().to(device, torch.float64)
+    edge_index, x = random_graph(N, N, E, device=device), torch.randn(N, F, device=device, dtype=torch.float64)
+    seen: list[Tensor] = []
+
+    def hook(module: Any, *grads: Any) -> None:
+        if module is getattr(layer, "inner", layer.aggr_module):
+            seen.extend(g for group in grads for g in group if g is not None)
+
+    target = getattr(layer, "inner", layer.aggr_module)
+    every = nn.modules.module
+    handles = (
+        [every.register_module_full_backward_hook(hook), every.register_module_full_backward_pre_hook(hook)]
+        if everywhere
+        else [target.register_full_backward_hook(hook), target.register_full_backward_pre_hook(hook)]
+    )
+    try:
+        found = []
+        for on in (False, True):
+            seen.clear()
+            with gsp.patch_pyg() if on else contextlib.nullcontext():
+                found.append([*outputs_and_gradients(layer, lambda x: layer(x, edge_index), x), *seen])
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert len(seen) >= 3
+    assert_same(found[1], found[0])

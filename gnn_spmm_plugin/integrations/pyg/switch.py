@@ -11,6 +11,7 @@ import torch
 import torch_geometric
 import torch_geometric.typing
 from torch import Tensor
+from torch.utils.hooks import BackwardHook
 from torch_geometric.nn.aggr import Aggregation, MaxAggregation, StdAggregation, SumAggregation, VarAggregation
 from torch_geometric.nn.aggr.fused import FusedAggregation
 from torch_geometric.nn.conv import MessagePassing
@@ -272,6 +273,23 @@ def _settled(out: Any) -> Any:
     return out
 
 
+def _before_hook(self: Any, args: Any) -> Any:
+    return _original(BackwardHook, "setup_input_hook")(self, _written(args))
+
+
+def _behind_hook(self: Any, args: Any) -> Any:
+    return _original(BackwardHook, "setup_output_hook")(self, _written(args))
+
+
+def _written(args: Any) -> Any:
+    """What a module with backward hooks takes and returns, which these tie into the graph themselves."""
+    if type(args) is tuple:
+        return tuple(map(_written, args))
+    if is_lazy(args):
+        args.pending.miss("a module that sees the messages has backward hooks")
+    return args.written() if isinstance(args, LazyMessage) else args
+
+
 def _setstate(self: Any, data: dict[str, Any]) -> None:
     _original(MessagePassing, "__setstate__")(self, data)
     if FLAG in self.__dict__:
@@ -294,6 +312,8 @@ def _install() -> None:
         (MessagePassing, "__call__", _call),
         (MessagePassing, "__setstate__", _setstate),
         (Aggregation, "__call__", _aggregate),
+        (BackwardHook, "setup_input_hook", _before_hook),
+        (BackwardHook, "setup_output_hook", _behind_hook),
     )
     for owner, name, new in replacements:
         old = owner.__dict__.get(name, _MISSING)
