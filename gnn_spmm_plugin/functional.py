@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from .derivatives import (
     _Extremum,
     _extremum_raw,
     _half,
+    _is_batched,
     _linear,
     _needs_grad,
     _plain,
@@ -136,6 +138,7 @@ def spmm(
             and not return_arg
             and graph._weight is None
             and not _transformed()
+            and not _is_batched(x)
         ):
             p = csr.plan
             if p is None or not p.settled:
@@ -176,7 +179,7 @@ def spmm(
     if _transformed():
         return _plain_spmm(graph, x, weight, reduce, tie, return_arg)
     shape = x.shape[1:]
-    flat = x if x.dim() == 2 else (x.unsqueeze(1) if x.dim() == 1 else x.flatten(1))
+    flat = x if x.dim() == 2 else (x.unsqueeze(1) if x.dim() == 1 else x.reshape(x.shape[0], math.prod(x.shape[1:])))
     core, flipped = graph._core, graph._flipped
     if plan is not None:
         _check_plan(plan, graph, flat, reduce)

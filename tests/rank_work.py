@@ -333,3 +333,47 @@ def ends(given: Any, when: str) -> Any:
     if dist.get_rank() == 1:
         os._exit(1)
     return sharded.spmm(sharded.shard(x))
+
+
+def wrong_weights(given: Any) -> Any:
+    """What is said of weights of the whole graph, of one too few, and of a number."""
+    edge_index, x, w, _ = given
+    sharded = ShardedGraph.from_edge_index(edge_index, len(x))
+    own, few = sharded.shard(x), sharded.shard_edges(w)[:-1]
+    said = []
+    for weight in (w, few, 3.0):
+        try:
+            sharded.spmm(own, weight)
+            said.append("nothing")
+        except (TypeError, ValueError) as e:
+            said.append(str(e))
+    return said
+
+
+def inference_first(given: Any) -> Any:
+    """A graph that was looked at in inference mode trains as another: its gradients, and those of the other."""
+    edge_index, x, w, grad = given
+    found = []
+    for first in (True, False):
+        sharded = ShardedGraph.from_edge_index(edge_index, len(x))
+        sharded = sharded.with_weight(sharded.shard_edges(w))
+        own = sharded.shard(x)
+        if first:
+            with torch.inference_mode():
+                sharded.spmm(own, reduce="mean"), sharded.spmm(own), sharded.edge_index
+        own = own.clone().requires_grad_()
+        (sharded.spmm(own, reduce="mean") * sharded.spmm(own) * sharded.shard(grad)).sum().backward()
+        gsp.spmm(sharded.graph, sharded.exchange(own.detach()).requires_grad_()).sum().backward()
+        found.append(sharded.gather(own.grad))
+    return found
+
+
+def written_weights(given: Any) -> Any:
+    """Sums before and after weights of the graph were written through NumPy, and what comes without overlap."""
+    edge_index, x, w, _ = given
+    sharded = ShardedGraph.from_edge_index(edge_index, len(x))
+    own, weight = sharded.shard(x), sharded.shard_edges(w)
+    sharded = sharded.with_weight(weight)
+    sharded.spmm(own)
+    weight.numpy()[:] *= 3
+    return sharded.spmm(own), sharded.spmm(own, overlap=False)

@@ -273,6 +273,23 @@ def test_mistakes_are_said(ranks: Any) -> None:
         assert "were added" in said[4] and "[num_edges]" in said[5]
 
 
+def test_wrong_weights_are_said(ranks: Any) -> None:
+    """Parts of weights of the whole graph would fit the parts of a rank's."""
+    for whole, few, number in ranks(work.wrong_weights, work.problem(14, 20, 61)):
+        assert "num_edges = " in whole and "got [61]" in whole and "num_edges = " in few
+        assert "must be a torch.Tensor, got float" in number
+
+
+def test_inference_comes_first(ranks: Any) -> None:
+    for first, other in ranks(work.inference_first, work.problem(15, 20, 60)):
+        close(first, other)
+
+
+def test_weights_that_are_written_past_torch(ranks: Any) -> None:
+    for overlapped, exchanged in ranks(work.written_weights, work.problem(16, 20, 60)):
+        close(overlapped, exchanged)
+
+
 @pytest.mark.parametrize("when", ["making", "product"])
 def test_nobody_waits_for_a_rank_that_is_gone(when: str) -> None:
     """The others have an error at once, or, whatever happened, after the group's timeout."""

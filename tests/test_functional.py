@@ -646,3 +646,22 @@ def test_functionalize(device: str, reduce: str) -> None:
     x = values((e.num_src, 3), torch.float32, 1, device=device)
     found = torch.func.functionalize(lambda t: gsp.spmm(g, t, reduce=reduce))(x)
     assert torch.allclose(found, gsp.spmm(g, x, reduce=reduce))
+
+
+@pytest.mark.parametrize("name", ["GINConv", "GCNConv", "SAGEConv", "GATConv"])
+def test_second_derivatives_of_many_at_once(name: str, device: str) -> None:
+    """Of a graph whose transpose is there already; by one, and batched."""
+    torch.manual_seed(0)
+    g = gsp.Graph.from_edge_index(torch.tensor([[0, 1, 2, 2], [1, 2, 0, 1]], device=device), 3)
+    g.T.edge_index()
+    made = gsp.nn.GINConv(torch.nn.Linear(2, 2)) if name == "GINConv" else getattr(gsp.nn, name)(2, 2)
+    layer = made.to(device, torch.float64)
+    x = torch.randn(3, 2, dtype=torch.float64, device=device, requires_grad=True)
+
+    def second(batched: bool) -> torch.Tensor:
+        j = torch.autograd.functional.jacobian(lambda t: layer(t, g).pow(2), x, create_graph=True, vectorize=batched)
+        return torch.autograd.grad(j.pow(2).sum(), x)[0]
+
+    expected = second(False)
+    for _ in range(3):
+        torch.testing.assert_close(second(True), expected)

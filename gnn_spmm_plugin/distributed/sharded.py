@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..functional import LINEAR, sddmm, spmm
 from ..functional_aggregate import aggregate
-from ..graph import Graph, _as_index, shape_advice
+from ..graph import Graph, _as_index, check_weight, shape_advice
 from .blocks import ORDERS, Blocks, check_square
 from .halo import Halo, _all_gather
 
@@ -165,7 +165,8 @@ class ShardedGraph:
     def edge_index(self) -> Tensor:
         """``[2, e]`` int64: sources in `exchange`'s result, and destinations among the own nodes. Always one object."""
         if self._edge_index is None:
-            self._edge_index = self.graph.edge_index()
+            with torch.inference_mode(False):  # kept for training too
+                self._edge_index = self.graph.edge_index()
         return self._edge_index
 
     def bytes_received(self, width: int, dtype: torch.dtype = torch.float32) -> int:
@@ -255,6 +256,8 @@ class ShardedGraph:
         """
         if len(self.halo.sizes) == 1:
             return spmm(self.graph, x, weight, reduce, **kwargs)
+        if weight is not None:
+            check_weight(self.graph, weight)  # before others wait for this rank; parts of a wrong one would fit
         given = self.weight if weight is None else weight
         plain = given is None or given.dim() == 1  # what comes with a weight for each head has seen the halo already
         early = overlap and reduce in LINEAR and plain and kwargs.keys() <= {"policy"}
@@ -353,15 +356,18 @@ class ShardedGraph:
                 first, sources = (n, self.num_halo) if self._halves else (0, n)
                 pair = torch.stack([source[edges] - first, destination[edges]])
                 graph = Graph.from_edge_index(pair, (sources, n))
-                share = graph.in_degree() / degree
-                self._halves.append(_Half(graph, edges, {torch.float32: share.float(), torch.float64: share}))
+                with torch.inference_mode(False):  # kept for training too
+                    share = graph.in_degree().clone() / degree.clone()
+                    shares = {torch.float32: share.float(), torch.float64: share}
+                self._halves.append(_Half(graph, edges, shares))
         near, far = self._halves
         if weight is not None:
             return near.weighted(weight), far.weighted(weight)
         weight = self.graph.weight
         if weight is None:
             return near.graph, far.graph
-        if weight.requires_grad or weight.is_inference():
+        # On the CPU, writes through NumPy pass by the version counter.
+        if weight.requires_grad or weight.is_inference() or weight.is_cpu or torch.is_inference_mode_enabled():
             return near.weighted(weight), far.weighted(weight)
         if self._weighted is None or self._weighted[0] != weight._version:
             self._weighted = weight._version, near.weighted(weight), far.weighted(weight)
